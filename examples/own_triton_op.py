@@ -1,6 +1,6 @@
 """Squared ReLU, relu(x)^2 (So et al., 2021), as a fused operator: copy this file for your own.
 
-Try `fuselab check FILE`, `fuselab asm FILE` and `fuselab bench FILE --tune --backward` with it."""
+Try `fuselab check FILE`, `asm FILE`, `debug FILE` and `bench FILE --tune --backward` with it."""
 
 from collections.abc import Sequence
 

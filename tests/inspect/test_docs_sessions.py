@@ -1,9 +1,11 @@
-"""The sessions that docs/asm.md shows print what the page says."""
+"""The sessions that docs/asm.md and docs/debug.md show print what the pages say."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from fuselab.cli.main import run
 CLONE = Path(__file__).resolve().parents[2]
 # The indented block of a command, up to the next text.
 SESSION = re.compile(r"^    \$ fuselab (?P<call>.+)\n(?P<said>(?:(?:    .*)?\n)+)", re.M)
+TYPED = re.compile(r"^\(debug\) (.*)\n", re.M)
 
 
 def sessions(page: str) -> list[tuple[str, str]]:
@@ -35,3 +38,20 @@ def test_asm(
     if not triton.__version__.startswith("3.7."):
         pytest.skip("the page shows what Triton 3.7 compiles; another allocates other registers")
     assert "\n".join(line.rstrip() for line in printed.splitlines()).strip() == said
+
+
+@pytest.mark.parametrize(("call", "said"), sessions("debug.md"))
+def test_debug(call: str, said: str) -> None:
+    """What the page shows behind ``(debug)`` is typed into pdb, which does not repeat it."""
+    typed = "".join(f"{words}\n" for words in TYPED.findall(f"{said}\n"))
+    done = subprocess.run(
+        [sys.executable, "-m", "fuselab", *shlex.split(call)],
+        input=typed,
+        capture_output=True,
+        text=True,
+        cwd=CLONE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = TYPED.sub("(debug) ", f"{said}\n").strip()
+    assert done.stdout.replace(f"{CLONE}/", ".../").strip() == expected

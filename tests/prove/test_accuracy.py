@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -267,3 +269,24 @@ def test_inputs_changed_later_do_not_change_the_bar() -> None:
     value.zero_()
     value[0, 0] = 5.0
     assert bar.judge(softmax([value]))[0].problem is not None
+
+
+def group_norm(values: Sequence[Any]) -> list[Tensor]:
+    return [torch.nn.functional.group_norm(values[0], 2, values[1])]
+
+
+def test_a_normalisation_may_give_what_its_definition_gives_where_eager_gives_nan() -> None:
+    """On a CPU eager multiplies the mean by an infinite weight, and its NaN is one order of the
+    arithmetic; a finite number in its place is right in none."""
+    x = torch.tensor([[-1.0, 2.0, 5.0, 7.0]])
+    bar = Bar(group_norm, [x, t(1.0, math.inf, 1.0, 1.0)], ["output"])
+    root = torch.rsqrt(t(2.25, 1.0) + 1e-5)
+    ours = t(-1.5, 1.5, -1.0, 1.0) * root.repeat_interleave(2)
+    ours[1] = math.inf
+    assert bar.eager[0][0, 1].isnan()
+    (right,) = bar.judge([ours[None]])
+    assert right.problem is None
+    for wrong in (-math.inf, 3.0):
+        ours[1] = wrong
+        (found,) = bar.judge([ours[None]])
+        assert found.problem.startswith("row 0, column 1 is")

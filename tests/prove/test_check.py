@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from gallery import honest, wrong
+from gallery import halves, honest, wrong
 from torch import Tensor
 
 from fuselab import ops
 from fuselab.cli.main import run
 from fuselab.errors import UnknownNameError
 from fuselab.op import Case, FusedOp, Gradient, Inputs
-from fuselab.prove import check_build, check_device, check_gradients, check_group
+from fuselab.prove import check_build, check_device, check_gradients, check_group, check_torch
 from fuselab.prove.check import check
 from fuselab.prove.result import Verdict, group_facts, group_from_facts
 from fuselab.prove.subject import Subject
@@ -370,6 +370,29 @@ def test_a_reference_that_wants_a_python_number_is_told_what_a_float_is(
     report = check(op, dtype=torch.float32, quick=True, device="cpu")
     (result,) = report.groups[0].failures
     assert "a float (scale) arrives as a 0-d tensor, in the reference" in str(result.reason)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_as_many_graphs_as_the_reference_needs(
+    fixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch compiles a half of size 1 apart, so the reference needs two graphs for three sizes;
+    an operator whose fake reads a size as a number needs three and fails."""
+
+    def fake(input: Tensor) -> Tensor:
+        return input.new_empty(int(input.shape[0]) // 2 * input.shape[1])
+
+    compiling = tuple(known for known in check_group.CHECKS if known.name == "compile")
+    monkeypatch.setattr(check_group, "CHECKS", compiling)
+    sizes = ((2, 8), (6, 8), (10, 8))
+    listed = [(torch.ones(size),) for size in sizes]
+    monkeypatch.setattr(check_torch, "_of_one_structure", lambda *_: listed)
+    op = halves.make_op(
+        "halves_by_number" if fixed else "halves", **({"fake": fake} if fixed else {})
+    )
+    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    reasons = [str(failure.reason) for failure in report.groups[0].failures]
+    assert reasons == (["3 sizes made torch.compile build 3 graphs"] if fixed else [])
 
 
 @pytest.mark.parametrize(

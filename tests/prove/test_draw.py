@@ -8,8 +8,14 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from gallery import honest
+from torch import Tensor
 
+from fuselab.errors import ArgumentError
+from fuselab.op import Inputs
 from fuselab.prove.draw import LAYOUTS, VALUES, RecordedDraw, lay_out, make_values, shrink
+from fuselab.prove.subject import Subject
+from fuselab.runtime.signature import accepted
 
 CPU = torch.device("cpu")
 
@@ -192,3 +198,22 @@ def test_upstream_gradients_are_finite() -> None:
     for seed in range(200):
         some = draw(seed)
         assert some.gradient(3, 4, dtype=torch.float32).isfinite().all()
+
+
+def test_a_draw_that_the_reference_refuses_twenty_times_is_no_trial() -> None:
+    """Each retry leaves less room for sizes, until only empty tensors fit."""
+
+    def reference(x: Tensor) -> Tensor:
+        return x.amax(0)
+
+    with pytest.raises(ArgumentError):
+        accepted(reference, lambda: (torch.ones(0, 3),))
+    sizes = iter([0, 0, 3])
+    assert accepted(reference, lambda: (torch.ones(next(sizes), 3),))[0].shape == (3, 3)
+    refusing = honest.make_op("refusing", draw=lambda _: Inputs(accepted(reference, _nothing)))
+    subject = Subject(refusing, "plain", torch.device("cpu"), torch.float32)
+    assert subject.draw("shapes", 0) is None
+
+
+def _nothing() -> tuple[Tensor, ...]:
+    return (torch.ones(0, 3),)

@@ -14,6 +14,7 @@ import linecache
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -24,6 +25,7 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsup
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx.experimental import _config as fx_config
 
+from fuselab.ejection import batch_norm
 from fuselab.ejection.equal_sizes import equal_sizes, equate_sizes
 from fuselab.ejection.returned import Returned, StandIns, output_node, results_of
 from fuselab.ejection.written import written_in
@@ -125,10 +127,12 @@ COMPOSED = (
 )
 
 # Gradients of which PyTorch has no derivative, and the operators whose second results they read:
-# in the formulas of a gradient these stand as the simpler operators that they are made of.
+# in the formulas of a gradient these stand as the simpler operators that they are made of. So does
+# batch normalisation, whose own operators refuse the empty tensors that the function takes.
 WITHOUT_DERIVATIVE = (
     aten._fused_rms_norm,
     aten._fused_rms_norm_backward,
+    aten._native_batch_norm_legit_functional,
     aten.glu_backward,
     aten.hardsigmoid_backward,
     aten.hardswish_backward,
@@ -139,12 +143,16 @@ WITHOUT_DERIVATIVE = (
     aten.silu_backward,
     aten.soft_margin_loss_backward,
 )
-# The same of a function that updates running statistics: its backward must not read these.
-WITHOUT_STATISTICS = (
-    *WITHOUT_DERIVATIVE,
-    aten._native_batch_norm_legit_functional,
-    aten.native_batch_norm_backward,
-)
+
+
+def definitions_in_kernels() -> dict[Any, Callable[..., Any]]:
+    """Return the definitions by simpler operators of those that kernels compute so."""
+    return {**get_decompositions(COMPOSED), **batch_norm.GRADIENT}
+
+
+def definitions_in_formulas() -> dict[Any, Callable[..., Any]]:
+    """Return the definitions by simpler operators of those that have no derivative themselves."""
+    return {**get_decompositions(WITHOUT_DERIVATIVE), **batch_norm.IN_FORMULAS}
 
 
 @dataclass(frozen=True)
@@ -227,13 +235,13 @@ def capture(
     keywords: Mapping[str, Any],
     name: str,
     inference: bool = False,
-    composed: Sequence[Any] = (),
+    definitions: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
     frozen: Collection[str] = (),
 ) -> Captured:
     """Return the graph of ``function`` called with ``args`` and ``keywords``.
 
     Every floating tensor gets a gradient, unless ``inference``, but for those named in ``frozen``.
-    The operators in ``composed`` become those that they are composed of. Raises EjectError with
+    Operators become the simpler ones of their ``definitions``. Raises EjectError with
     the user's line where the function cannot be one graph.
     """
     held: dict[str, Any] = {}
@@ -261,7 +269,7 @@ def capture(
                     fw_compiler=keep_forward,
                     bw_compiler=keep_forward,
                     partition_fn=partition,
-                    decompositions=dict(get_decompositions(composed)),  # type: ignore[arg-type]
+                    decompositions=dict(definitions),
                 )
         except _CapturedError:
             pass

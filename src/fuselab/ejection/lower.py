@@ -6,6 +6,7 @@ PyTorch call between the kernels.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -165,6 +166,23 @@ def _kind(dtype: torch.dtype) -> Kind:
     return "float" if dtype.is_floating_point else "int"
 
 
+def _float32(number: float) -> float:
+    return torch.tensor(number, dtype=torch.float32).item()
+
+
+def as_written(number: Any) -> Any:
+    """Return a float that PyTorch has rounded to float32, as it does the eps of an RMS norm, as the
+    shortest number that rounds to it: 1e-05 for 9.999999747378752e-06. Others stay."""
+    if not isinstance(number, float) or not math.isfinite(number) or _float32(number) != number:
+        return number
+    return next(
+        short
+        for digits in range(1, 18)
+        for short in [float(f"{number:.{digits}g}")]
+        if _float32(short) == number
+    )
+
+
 def constant_tensor(node: FxNode) -> Tensor:
     """Return the tensor behind a ``get_attr`` node."""
     held: Tensor = getattr(node.graph.owning_module, str(node.target))
@@ -236,7 +254,7 @@ class _Lowering:
             if argument in self.known:
                 return self.known[argument]
             return Size(expression_of(argument.meta["val"]))
-        return Constant(argument)
+        return Constant(as_written(argument))
 
     def values(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(map(self.value, arguments))
@@ -711,15 +729,13 @@ class _Lowering:
         return self.pointwise(node, f"to_{kind}", (source,))
 
     def op_mean(self, node: FxNode) -> Node:
-        total = self.reduction(node, "sum")
-        return self.pointwise(node, "div", (total, self.count(total)))
+        dims, _ = self.reduced_dims(node)
+        count = self.count(self.known[node.args[0]], dims)
+        return self.pointwise(node, "div", (self.reduction(node, "sum"), count))
 
-    def count(self, total: Node) -> Any:
-        """Return the number of elements that a reduction sums up."""
-        if not isinstance(total, Reduction):
-            return Constant(1)
-        sizes = (total.source.sizes[dim] for dim in total.dims)
-        return Size(sympy.prod(list(sizes)))
+    def count(self, source: Node, dims: Sequence[int]) -> Any:
+        """Return the number of elements that a sum over ``dims`` sums up."""
+        return Size(sympy.prod([source.sizes[dim] for dim in dims])) if dims else Constant(1)
 
     def op_var_mean(self, node: FxNode) -> tuple[Node, Node]:
         variance, mean = self.moments(node)
@@ -765,7 +781,7 @@ class _Lowering:
             return Pointwise(label, sizes, "float", line, False, function, operands)
 
         sums = total(source, "total")
-        count = self.count(sums)
+        count = self.count(source, dims)
         mean = element("mean", kept, "div", sums, count)
         deviation = element("deviation", source.sizes, "sub", source, mean)
         square = element("square", source.sizes, "mul", deviation, deviation)
@@ -818,6 +834,8 @@ class _Lowering:
         upstream, source, mean, rstd, weight = (arg and self.known[arg] for arg in node.args[:5])
         batch, channels, area, groups = (expression_of(_number(arg)) for arg in node.args[5:9])
         name, line = user_name(node), source_line(node)
+        # Of no elements the mean is NaN, and so is eager's gradient of the weight.
+        self.parts.require(area - 1, line)
         one = sympy.Integer(1)
         sizes = batch, groups, quotient_of(channels, groups) * area
         flat = batch, channels, area

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
+import torch
 from torch import Tensor
 
 from fuselab.ejection.capture import (
-    COMPOSED,
-    WITHOUT_DERIVATIVE,
-    WITHOUT_STATISTICS,
     Captured,
     capture,
+    definitions_in_formulas,
+    definitions_in_kernels,
 )
 from fuselab.ejection.kernels import Kernel, schedule, without_floors
 from fuselab.ejection.loops import Input, Node, Pieces, Pointwise
@@ -23,8 +23,10 @@ from fuselab.ejection.lower import Program, lower
 from fuselab.ejection.parts import exact_size, leaves, memory_of
 from fuselab.ejection.plan import KernelPlan, Namer, Sizes, planned
 from fuselab.ejection.returned import Returned
+from fuselab.ejection.roundings import coarsest_rounding
 from fuselab.ejection.row_sums import SummingKernel, with_row_sums
 from fuselab.errors import EjectError
+from fuselab.op import dtype_name
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,13 @@ class Package:
         return "eject it with this argument requiring one"
 
     @property
+    def widest(self) -> torch.dtype | None:
+        """The most precise dtype of the arguments for which no rounding of the function between
+        its steps is lost; None if there is none."""
+        rounding = coarsest_rounding(self.formulas.traced)
+        return rounding and rounding[0]
+
+    @property
     def multiples(self) -> dict[str, int]:
         """Sizes that have to be multiples of a number, by name."""
         plans = (*self.forward, *self.backward)
@@ -207,9 +216,11 @@ def planned_package(
 
     The arguments named in ``frozen`` get no gradient. Raises EjectError.
     """
-    captured = capture(function, args, keywords, name, inference, COMPOSED, frozen)
-    composed = WITHOUT_STATISTICS if captured.written else WITHOUT_DERIVATIVE
-    formulas = capture(function, args, keywords, name, inference, composed, frozen)
+    captured, formulas = (
+        capture(function, args, keywords, name, inference, definitions, frozen)
+        for definitions in (definitions_in_kernels(), definitions_in_formulas())
+    )
+    _refuse_lost_rounding(formulas)
     exact = {one: exact_size(other, captured.hints) for one, other in captured.equal.items()}
     captured = replace(captured, equal=exact)
     sizes = Sizes(captured)
@@ -255,6 +266,21 @@ def planned_package(
     return package
 
 
+def _refuse_lost_rounding(captured: Captured) -> None:
+    """Raise EjectError where the function rounds to fewer bits than its arguments have."""
+    rounding = coarsest_rounding(captured.traced)
+    if rounding is None:
+        return
+    dtype, line = rounding
+    for argument in captured.arguments:
+        own = argument.tensor.dtype
+        if own.is_floating_point and torch.finfo(own).eps < torch.finfo(dtype).eps:
+            raise EjectError(
+                f"{captured.name} rounds to {dtype_name(dtype)} between two steps ({line}), which "
+                "a kernel of both would not; eject the parts before and after it."
+            )
+
+
 def _least(size: sympy.Expr) -> dict[sympy.Symbol, int] | None:
     """Return how large each symbol has to be for a size not to be negative, its divisions taken as
     exact; None if that cannot be said for each symbol by itself."""
@@ -263,7 +289,9 @@ def _least(size: sympy.Expr) -> dict[sympy.Symbol, int] | None:
     terms = rest.as_coefficients_dict() if rest != 0 else {}
     if all(count >= 0 for count in terms.values()) and constant >= 0:
         return {}
-    symbols = list(exact.free_symbols)
+    symbols = sorted(exact.free_symbols, key=str)
+    if len(terms) == 1 and 0 < -constant <= next(iter(terms.values())):
+        return dict.fromkeys(symbols, 1)  # a product of sizes is 1 or more where each of them is
     if len(symbols) != 1 or exact.diff(symbols[0]).free_symbols:
         return None
     slope = exact.diff(symbols[0])

@@ -303,6 +303,8 @@ def _supports(package: Package) -> str:
         lines.append(f"        multiples={package.multiples!r},".replace("'", '"'))
     if package.least:
         lines.append(f"        least={package.least!r},".replace("'", '"'))
+    if package.widest is not None:
+        lines.append(f"        widest={package.widest},")
     body = "\n".join(["    return mismatch(", *lines, "    )"])
     return (
         f"def supports({annotated(package.parameters)}) -> str | None:\n"

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fuselab.ejection.calls import INFIX
-from fuselab.ejection.lower import constant_tensor, expression_of
+from fuselab.ejection.lower import as_written, constant_tensor, expression_of
 from fuselab.ejection.package import Package
 from fuselab.ejection.plan import Sizes
 from fuselab.ejection.returned import comma
@@ -143,4 +143,4 @@ def _text(value: Any, names: Mapping[fx.Node, str], sizes: Sizes) -> str:
         return "arithmetic" if value.is_floating_point else str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
-    return repr(value)
+    return repr(as_written(value))

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fuselab.composition import Composition
-from fuselab.errors import FuselabError
+from fuselab.errors import ArgumentError, FuselabError
 from fuselab.op import dtype_name
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.draw import RecordedDraw
@@ -129,7 +129,10 @@ def _trials(
             yield list(case.make(device, dtype, generator).args), (case.name,)
         else:
             draw = RecordedDraw(device, dtype, source, values=("normal",), turn=turn)
-            args = list(composition.draw(draw).args)
+            try:
+                args = list(composition.draw(draw).args)
+            except ArgumentError:  # the reference accepts nothing that was drawn
+                continue
             yield args, tuple(draw.notes)
 
 

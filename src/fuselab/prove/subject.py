@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.errors import FuselabError
+from fuselab.errors import ArgumentError, FuselabError
 from fuselab.op import Case, FusedOp, Inputs, dtype_name, tensors_in
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import (
@@ -183,7 +183,10 @@ class Subject:
             turn=turn,
             names=random.Random(f"{self.seed}|{self.op.name}") if self.quick else None,
         )
-        inputs = self.op.draw(draw) if self.op.draw is not None else self._vary_a_case(draw)
+        try:
+            inputs = self.op.draw(draw) if self.op.draw is not None else self._vary_a_case(draw)
+        except ArgumentError:  # the reference accepts nothing that was drawn
+            return None
         return self._accepted(inputs, draw, "drawn")
 
     def from_case(self, check: str, case: Case) -> Trial | None:

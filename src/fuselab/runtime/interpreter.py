@@ -50,6 +50,16 @@ def run(function: str, *args: Any, timeout_s: float = 120.0, **kwargs: Any) -> A
     return _shared().call(function, *args, timeout_s=timeout_s, **kwargs)
 
 
+def environment() -> dict[str, str]:
+    """Return the environment of a child process in which Triton interprets kernels."""
+    return {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }
+
+
 class Interpreter:
     """A child process with ``TRITON_INTERPRET=1``. A context manager; ``run`` shares one."""
 
@@ -109,18 +119,12 @@ class Interpreter:
     def _start(self) -> None:
         # A connection of its own, because a kernel's print() must not mix with the replies.
         self._connection, theirs = multiprocessing.Pipe()
-        environment = {
-            **os.environ,
-            "TRITON_INTERPRET": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-        }
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
-                env=environment,
+                env=environment(),
                 pass_fds=(theirs.fileno(),),
             )
 

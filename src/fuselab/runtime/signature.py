@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.op import on_meta, tensors_in
+from fuselab.errors import ArgumentError
+from fuselab.op import dtype_name, on_meta, tensors_in
 
 _OUTPUTS: dict[Any, list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]] = {}
 _HELD = 4096  # entries of _OUTPUTS; a program has few shapes, a server may have many
@@ -18,6 +19,7 @@ def mismatch(
     *operands: tuple[Tensor, str],
     multiples: Mapping[str, int] | None = None,
     least: Mapping[str, int] | None = None,
+    widest: torch.dtype | None = None,
 ) -> str | None:
     """Return None if the tensors have the shapes that the kernels were written for, else the
     reason in a few words.
@@ -27,6 +29,7 @@ def mismatch(
             tensors; a number; ``name//2`` for a share of such a size; ``_`` for any size.
         multiples: names whose size has to be a multiple of a number.
         least: names whose size must not be below a number.
+        widest: a dtype that the function computes in of its own accord; kernels do not round to it.
     """
     sizes: dict[str, int] = {}
     for place, (tensor, pattern) in enumerate(operands, 1):
@@ -50,7 +53,17 @@ def mismatch(
     for word, size in (least or {}).items():
         if sizes[word] < size:
             return f"{word} is {sizes[word]}, which is below {size}"
+    for place, (tensor, _) in enumerate(operands, 1):
+        if widest is not None and _is_finer(tensor.dtype, widest):
+            return (
+                f"argument {place} is {dtype_name(tensor.dtype)}, and the function computes in "
+                f"{dtype_name(widest)} between its steps"
+            )
     return None
+
+
+def _is_finer(dtype: torch.dtype, than: torch.dtype) -> bool:
+    return dtype.is_floating_point and torch.finfo(dtype).eps < torch.finfo(than).eps
 
 
 def output_like(reference: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -108,14 +121,15 @@ def float32_on_gpu(args: Sequence[Any]) -> tuple[Any, ...]:
 def accepted(
     reference: Callable[..., Tensor], drawn: Callable[[], tuple[Tensor, ...]]
 ) -> tuple[Tensor, ...]:
-    """Return the first of ``drawn()`` that the reference accepts, tried on meta tensors; the
-    twentieth if it accepts none."""
-    args = drawn()
-    for _ in range(19):
+    """Return the first of ``drawn()`` that the reference accepts, tried on meta tensors.
+
+    Raises ArgumentError if it accepts none of 20.
+    """
+    for _ in range(20):
+        args = drawn()
         try:
             reference(*on_meta(args))
         except (RuntimeError, ValueError, IndexError, TypeError):
-            args = drawn()
-        else:
-            break
-    return args
+            continue
+        return args
+    raise ArgumentError("the reference accepts none of 20 draws.")

@@ -65,7 +65,7 @@ def compiled(request: Request) -> Compiled:
         return _of_operators(request, [loading.load_op(request.spec)])
     if path.suffix == ".py":
         module = module_of(path)
-        if _holds_operator(module, name):
+        if holds_operator(module, name):
             return _of_operators(request, [loading.load_op(request.spec)])
         return _of_file(request, module, path, name)
     if path.is_dir():
@@ -90,7 +90,7 @@ def module_of(path: Path) -> ModuleType:
     return loading.import_file(path)
 
 
-def _holds_operator(module: ModuleType, name: str) -> bool:
+def holds_operator(module: ModuleType, name: str) -> bool:
     if name:
         return isinstance(getattr(module, name, None), FusedOp)
     return any(
@@ -252,7 +252,7 @@ def kernels_in(module: ModuleType) -> dict[str, Any]:
         name: value
         for name, value in vars(module).items()
         if triton_compile.is_kernel(value)
-        and triton_compile.jit_function(value).fn.__module__ == module.__name__
+        and triton_compile.python_function(value).__module__ == module.__name__
     }
 
 
@@ -287,7 +287,7 @@ def _one_kernel(request: Request, kernels: Mapping[str, Any], path: Path) -> Any
 def _called_by_others(kernels: Mapping[str, Any]) -> set[str]:
     """Return the kernels of the file that others of it call: functions, and no entry points."""
     names = {
-        name: set(triton_compile.jit_function(value).fn.__code__.co_names)
+        name: set(triton_compile.python_function(value).__code__.co_names)
         for name, value in kernels.items()
     }
     return {

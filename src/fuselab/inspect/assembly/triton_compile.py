@@ -37,6 +37,13 @@ def jit_function(kernel: Any) -> Any:
     return kernel
 
 
+def python_function(kernel: Any) -> Any:
+    """Return the Python function of a kernel, compiled or interpreted."""
+    while not inspect.isfunction(kernel):
+        kernel = kernel.fn
+    return kernel
+
+
 def target_of(architecture: Architecture) -> Any:
     """Return Triton's name for an architecture."""
     from triton.backends.compiler import GPUTarget

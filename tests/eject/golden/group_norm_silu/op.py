@@ -170,14 +170,15 @@ def supports(x: Tensor, weight: Tensor, bias: Tensor) -> str | None:
         (weight, "channels"),
         (bias, "channels"),
         multiples={"channels": 4},
+        least={"width": 1, "height": 1},
     )
 
 
 def _drawn(source: Draw) -> tuple[Tensor, ...]:
     batch = source.size()
     channels = 4 * source.size()
-    height = source.size()
-    width = source.size()
+    height = source.size() + 1
+    width = source.size() + 1
     return (
         source.tensor(batch, channels, height, width),
         source.tensor(channels),

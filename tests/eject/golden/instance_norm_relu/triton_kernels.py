@@ -91,7 +91,7 @@ def instance_norm_relu(
         )
 
 
-@triton.jit(do_not_specialize=["batch_channels_height_width_count", "batch_channels_count"])
+@triton.jit
 def instance_norm_relu_backward(
     # read
     x_pointer, grad_output_pointer,
@@ -100,7 +100,7 @@ def instance_norm_relu_backward(
     # what programs that share rows leave for the next sweep
     partials_pointer,
     # the sizes of the loops, outermost first, and the strides of each tensor in them
-    batch_channels_height_width_count, batch_channels_count, row_sizes, column_sizes,
+    row_sizes, column_sizes,
     x_row_strides, x_column_strides, grad_output_row_strides, grad_output_column_strides,
     grad_x_row_strides, grad_x_column_strides,
     # chosen by the launcher
@@ -142,8 +142,8 @@ def instance_norm_relu_backward(
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
-            sub_22 = x - instance_norm_total / columns
-            instance_norm_squares += tl.where(exists, sub_22 * sub_22, 0.0)
+            sub_21 = x - instance_norm_total / columns
+            instance_norm_squares += tl.where(exists, sub_21 * sub_21, 0.0)
     else:
         instance_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
     instance_norm_squares = tl.sum(instance_norm_squares, 1, keep_dims=True)
@@ -151,7 +151,7 @@ def instance_norm_relu_backward(
         store_partial(partials_pointer, 1, instance_norm_squares, BLOCK_ROWS, PARTS)
         return
 
-    mul_43 = math.rsqrt(instance_norm_squares / columns + 1e-05, ROUNDED)
+    instance_norm = math.rsqrt(instance_norm_squares / columns + 1e-05, ROUNDED)
     if SWEEP == 0 or SWEEP == 3:
         sum_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
@@ -161,14 +161,14 @@ def instance_norm_relu_backward(
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
-            sub_22 = x - instance_norm_total / columns
+            sub_21 = x - instance_norm_total / columns
+            mul_36 = sub_21 * instance_norm
             grad_output = load(grad_output_row + offset(column, grad_output_column_strides), is_row, is_column).to(
                 COMPUTE
             )
-            instance_norm = sub_22 * mul_43
-            where = tl.where(tl.where(instance_norm < 0, 0.0, instance_norm) <= 0, 0, grad_output)
-            sum_2 += tl.where(exists, where * sub_22, 0.0)
-            sum_1 += tl.where(exists, where, 0.0)
+            where = tl.where(tl.where(mul_36 < 0, 0.0, mul_36) <= 0, 0, grad_output)
+            sum_2 += tl.where(exists, where, 0.0)
+            sum_1 += tl.where(exists, where * mul_36, 0.0)
     else:
         sum_2 = load_partials(partials_pointer, 2, BLOCK_ROWS, PARTS)
         sum_1 = load_partials(partials_pointer, 3, BLOCK_ROWS, PARTS)
@@ -185,15 +185,13 @@ def instance_norm_relu_backward(
         )
         exists = is_row & is_column
         x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
-        sub_22 = x - instance_norm_total / columns
+        sub_21 = x - instance_norm_total / columns
+        mul_36 = sub_21 * instance_norm
         grad_output = load(grad_output_row + offset(column, grad_output_column_strides), is_row, is_column).to(
             COMPUTE
         )
-        instance_norm_2 = sub_22 * mul_43
-        where = tl.where(tl.where(instance_norm_2 < 0, 0.0, instance_norm_2) <= 0, 0, grad_output)
-        truediv_1 = 1.0 / (batch_channels_height_width_count / batch_channels_count)
-        sub_24 = where - sub_22 * (sum_2 * truediv_1 * (mul_43 * mul_43)) - sum_1 * truediv_1
-        grad_x = sub_24 * mul_43
+        where = tl.where(tl.where(mul_36 < 0, 0.0, mul_36) <= 0, 0, grad_output)
+        grad_x = (where - sum_2 / columns - mul_36 * (sum_1 / columns)) * instance_norm
         tl.store(
             grad_x_row + offset(column, grad_x_column_strides),
             grad_x.to(grad_x_pointer.dtype.element_ty),

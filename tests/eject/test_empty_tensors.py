@@ -1,0 +1,63 @@
+"""Packages give what eager gives where a normalisation or its mean is of no elements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ejected_functions import EXAMPLES
+
+from fuselab.ejection.eject import eject
+from fuselab.prove.load import load_op
+from fuselab.runtime import interpreter
+
+
+def of_batch(x, weight, bias):
+    return torch.relu(F.batch_norm(x, None, None, weight, bias, training=True))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    written = tmp_path_factory.mktemp("empty") / "of_batch"
+    eject(of_batch, torch.ones(3, 4, 5, 6), torch.ones(4), torch.ones(4), out=written)
+    return written
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 0, 2), (0, 4, 1, 1)])
+def test_weights_of_an_empty_batch_have_zero_gradients(
+    shape: tuple[int, ...], folder: Path
+) -> None:
+    args = (torch.ones(shape), torch.ones(4), torch.ones(4))
+    upstream = torch.ones(shape)
+    kernels = interpreter.run(
+        f"{folder}/op.py:backward_triton", (True, True, True), upstream, *args
+    )
+    formulas = load_op(str(folder)).gradient.reference((True, True, True), upstream, *args)
+    for grad_x, *others in (kernels, formulas):
+        assert grad_x.shape == shape
+        assert [one.tolist() for one in others] == [[0.0] * 4, [0.0] * 4]
+
+
+def test_the_second_derivative_of_an_empty_batch_is_zero(folder: Path) -> None:
+    x, weight, bias, upstream = leaves = [
+        torch.ones(shape, requires_grad=True) for shape in ((3, 4, 0, 2), (4,), (4,), (3, 4, 0, 2))
+    ]
+    reference = load_op(str(folder)).gradient.reference
+    gradients = reference((True, True, True), upstream, x, weight, bias)
+    again = torch.autograd.grad(
+        sum(one.square().sum() for one in gradients), leaves, allow_unused=True
+    )
+    assert all(one is None or not one.isnan().any() for one in again)
+    assert again[1].tolist() == [0.0] * 4
+
+
+def test_kernels_leave_the_mean_of_an_empty_group_to_the_reference(tmp_path: Path) -> None:
+    """Eager's gradient of the weight is NaN there, where a sum of nothing would be 0."""
+    function, args = EXAMPLES["group_norm_silu"]
+    eject(function, *args, out=tmp_path / "grouped")
+    supports = load_op(str(tmp_path / "grouped")).implementations["triton"].supports
+    assert supports(*args) is None
+    empty = torch.ones(2, 8, 5, 0)
+    assert supports(empty, *args[1:]) == "width is 0, which is below 1"

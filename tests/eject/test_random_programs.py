@@ -1,0 +1,88 @@
+"""A few drawn programs, ejected and judged; `random_programs.py` as a script takes many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from random_programs import RandomProgram, judged
+
+from fuselab.ejection.eject import eject
+from fuselab.errors import EjectError
+from fuselab.prove.load import load_op
+from fuselab.runtime import interpreter
+
+
+@pytest.mark.parametrize("seed", [3, 7, 11])
+def test_a_drawn_program_is_right(seed: int, tmp_path: Path) -> None:
+    assert judged(seed, "triton", tmp_path / "drawn").startswith("ok")
+
+
+def test_equal_seeds_draw_equal_programs() -> None:
+    assert RandomProgram(5).text == RandomProgram(5).text != RandomProgram(6).text
+
+
+def mean_of_joined(x):
+    joined = torch.cat((x, x * 2), dim=-1)
+    return joined - joined.mean(-2, keepdim=True)
+
+
+def test_a_mean_of_joined_tensors_is_divided(tmp_path: Path) -> None:
+    x = torch.arange(20.0).reshape(4, 5)
+    eject(mean_of_joined, x, out=tmp_path / "joined")
+    found = interpreter.run(f"{tmp_path / 'joined'}/op.py:forward_triton", x)
+    assert torch.equal(found, mean_of_joined(x))
+
+
+def rounded_to_float(x, weight):
+    return (x.float() * 3).to(x.dtype) * weight
+
+
+def rounded_to_half(x, weight):
+    return (x * 3).half() * weight
+
+
+def half_returned(x, weight):
+    return (x * weight).half()
+
+
+def test_kernels_leave_a_rounding_between_steps_to_the_reference(tmp_path: Path) -> None:
+    args = (torch.ones(4, 5), torch.ones(5))
+    eject(rounded_to_float, *args, out=tmp_path / "rounded")
+    supports = load_op(str(tmp_path / "rounded")).implementations["triton"].supports
+    assert supports(*args) is None
+    assert supports(*(one.half() for one in args)) is None
+    assert supports(*(one.double() for one in args)) == (
+        "argument 1 is float64, and the function computes in float32 between its steps"
+    )
+
+
+def test_a_rounding_that_kernels_would_lose_is_refused(tmp_path: Path) -> None:
+    args = (torch.ones(4, 5), torch.ones(5))
+    with pytest.raises(EjectError, match=r"float16 between two steps \(.*test_random_programs"):
+        eject(rounded_to_half, *args, out=tmp_path / "refused")
+    eject(half_returned, *args, out=tmp_path / "returned")
+    found = interpreter.run(f"{tmp_path / 'returned'}/op.py:forward_triton", *args)
+    assert found.dtype == torch.float16
+
+
+def rms_norms(x, weight):
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-5) * 0.1
+
+
+def default_rms_norm(x, weight):
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight)
+
+
+def test_the_eps_of_an_rms_norm_is_the_one_that_was_written(tmp_path: Path) -> None:
+    """PyTorch rounds it to float32 where it traces the function in float32."""
+    args = (torch.ones(4, 5), torch.ones(5))
+    eject(rms_norms, *args, out=tmp_path / "rms")
+    for name in ("triton_kernels.py", "cpu_kernels.cpp", "cuda_kernels.cu", "gradient.py"):
+        text = (tmp_path / "rms" / name).read_text("utf-8")
+        assert "1e-05" in text and "e-06" not in text, name
+    eject(default_rms_norm, *args, out=tmp_path / "default")
+    supports = load_op(str(tmp_path / "default")).implementations["triton"].supports
+    assert supports(*args) is None
+    assert supports(*(one.double() for one in args)).startswith("argument 1 is float64")

@@ -1,0 +1,192 @@
+"""``fuselab debug``: accesses, stops, prints, the picture, the comparison and the refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuselab import errors
+from fuselab.cli.main import run
+from fuselab.inspect.debugger.offsets import grouped, runs
+from fuselab.report.debug_text import debug_text
+from fuselab.runtime import interpreter
+
+CLONE = Path(__file__).resolve().parents[2]
+ADD = str(CLONE / "examples" / "bare_kernel.py")
+TARGETS = Path(__file__).parent / "targets"
+FAULTY = str(TARGETS / "faulty_kernels.py")
+LINES = {
+    text.split("(")[0].strip(): number
+    for number, text in enumerate(Path(ADD).read_text().splitlines(), 1)
+}
+SUM_LINE, STORE_LINE = LINES["total = tl.load"], LINES["tl.store"]
+
+
+def seen(spec: str, **fields: Any) -> dict[str, Any]:
+    """What a session sees, from the interpreter's process that all tests of this file share."""
+    answer = "fuselab.inspect.debugger.child:answered"
+    found: dict[str, Any] = json.loads(json.dumps(interpreter.run(answer, spec=spec, **fields)))
+    return found
+
+
+def test_every_access_of_every_program_is_seen() -> None:
+    facts = seen(ADD, against="x + y")
+    (kernel,) = facts["kernels"]
+    assert (kernel["name"], kernel["grid"], kernel["file"]) == ("add_kernel", [2], ADD)
+    assert kernel["tensors"]["x"] == {"shape": [7], "dtype": "float32", "span": 7}
+    found = [
+        (one["program"][0], one["line"], one["kind"], one["tensor"], one["offsets"], one["cut"])
+        for one in facts["accesses"]
+    ]
+    assert found == [
+        (0, SUM_LINE, "load", "x", [0, 1, 2, 3], []),
+        (0, SUM_LINE, "load", "y", [0, 1, 2, 3], []),
+        (0, STORE_LINE, "store", "out", [0, 1, 2, 3], []),
+        (1, SUM_LINE, "load", "x", [4, 5, 6], [7]),
+        (1, SUM_LINE, "load", "y", [4, 5, 6], [7]),
+        (1, STORE_LINE, "store", "out", [4, 5, 6], [7]),
+    ]
+    (compared,) = facts["against"]
+    assert compared["within"] and compared["difference"] == 0 and compared["numel"] == 7
+    text = debug_text(facts)
+    assert "program 1: 4..6; the mask cuts 7" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_only_the_programs_that_were_asked_for() -> None:
+    facts = seen(ADD, programs=[[1]], names=["offsets", "total"])
+    assert {one["program"][0] for one in facts["accesses"]} == {1}
+    assert [(one["name"], one["value"]) for one in facts["printed"]] == [
+        ("offsets", "[4 5 6 7]"),
+        ("total", "[5. 6. 7. 0.]"),
+    ]
+    tiled = seen(f"{FAULTY}:tiled", programs=[[0, 1]], against="2 * torch.arange(16.0).view(4, 4)")
+    assert [one["offsets"] for one in tiled["accesses"]] == [[2, 3, 6, 7], [2, 3, 6, 7]]
+    assert tiled["against"][0]["within"]
+
+
+def test_printing_at_a_line_shows_the_value_before_it_runs() -> None:
+    facts = seen(ADD, at=STORE_LINE, names=["total"])
+    assert [(one["program"][0], one["line"], one["value"]) for one in facts["printed"]] == [
+        (0, STORE_LINE, "[1. 2. 3. 4.]"),
+        (1, STORE_LINE, "[5. 6. 7. 0.]"),
+    ]
+
+
+def test_an_access_outside_the_tensor_is_found() -> None:
+    facts = seen(f"{FAULTY}:unmasked")
+    outside = {one.kind: one.outside for one in grouped(facts)}
+    assert outside == {"load": {(1, 0, 0): [7]}, "store": {(1, 0, 0): [7]}}
+    assert "OUTSIDE x, which spans 7 elements: program 1 loads 7; mask it" in debug_text(facts)
+
+
+def test_elements_that_two_programs_store_and_the_largest_difference() -> None:
+    facts = seen(f"{FAULTY}:overlapping", against="x")
+    store = next(one for one in grouped(facts) if one.kind == "store")
+    assert store.written_twice == {3: [(0, 0, 0), (1, 0, 0)]}
+    assert "out[3] by programs 0 and 1" in " ".join(debug_text(facts).split())
+    (compared,) = facts["against"]
+    assert (compared["at"], compared["difference"], compared["kernel"]) == ([5], 5.0, 0.0)
+    assert not compared["within"] and compared["different"] == 1
+    assert "DIFFERENT at 1 of 7 elements" in debug_text(facts)
+
+
+def test_a_bare_kernel_with_a_grid_and_an_operator(tmp_path: Path) -> None:
+    file = tmp_path / "kernel_only.py"
+    text = (
+        Path(ADD)
+        .read_text()
+        .replace(
+            "return [torch.arange(7.0), torch.ones(7)]",
+            "return [torch.arange(7.0), torch.ones(7), torch.zeros(7), 7, 4]",
+        )
+    )
+    file.write_text(text)
+    facts = seen(f"{file}:add_kernel", grid=[2], against="x + y")
+    assert facts["against"][0]["name"] == "out" and facts["against"][0]["within"]
+    square = seen("square", against="input * input")
+    assert square["kernels"][0]["name"] == "square" and square["against"][0]["within"]
+    backward = seen("square", backward=True, case="4x4")
+    assert {one["kind"] for one in backward["accesses"]} == {"load", "store"}
+
+
+def test_runs_of_offsets() -> None:
+    assert runs([3, 1, 2, 8, 8]) == [(1, 3), (8, 8)] and runs([]) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "fields", "error", "words"),
+    [
+        ("nope", {}, errors.UnknownNameError, "unknown operator 'nope'"),
+        ("nope.py", {}, errors.MissingTargetError, "nope.py: no such file"),
+        ("x.cu", {}, errors.TargetError, "x.cu is no Python file"),
+        (ADD, {"at": 3}, errors.ArgumentError, "--at 3 is no line of a kernel that runs"),
+        (ADD, {"names": ["gone"]}, errors.ArgumentError, "no such variable in add_kernel"),
+        (ADD, {"programs": [[5]]}, errors.ArgumentError, "--program 5 is outside the grid (2,)"),
+        (ADD, {"against": "x + z"}, errors.TargetError, "name 'z' is not defined"),
+        (ADD, {"against": "x[:3]"}, errors.TargetError, "has shape (3,)"),
+        (ADD, {"against": "7"}, errors.TargetError, "gives a int, no tensor"),
+        (ADD, {"case": "4x4"}, errors.ArgumentError, "are for an operator"),
+        (f"{ADD}:gone", {}, errors.TargetError, "has no 'gone'"),
+        (f"{ADD}:add_kernel", {}, errors.ArgumentError, "--grid 4"),
+        (FAULTY, {}, errors.TargetError, "name one"),
+        (f"{FAULTY}:raising", {}, errors.TargetError, "raising_kernel raised"),
+        (str(TARGETS / "linear_relu.py"), {}, errors.TargetError, "no @triton.jit kernel"),
+        (str(TARGETS / "sins.py"), {}, errors.TargetError, "no @triton.jit kernel"),
+        ("square", {"implementation": "metal"}, errors.UnknownNameError, "'metal'"),
+        ("square", {"case": "17"}, errors.UnknownNameError, "unknown case '17'"),
+    ],
+)
+def test_refusals_say_what_to_do(
+    spec: str, fields: dict, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error) as raised:
+        seen(spec, **fields)
+    assert words in str(raised.value)
+
+
+def test_a_kernel_that_raises_names_the_line() -> None:
+    with pytest.raises(errors.TargetError) as raised:
+        seen(f"{FAULTY}:raising")
+    line = next(
+        number
+        for number, text in enumerate(Path(FAULTY).read_text().splitlines(), 1)
+        if "values + tl.arange" in text
+    )
+    assert f"on line {line} of {FAULTY}" in str(raised.value)
+
+
+# --- from the command line: a process of its own -------------------------------------------------
+
+
+def test_the_verb_draws_compares_and_writes_json(tmp_path: Path, capfd) -> None:
+    picture, file = tmp_path / "add.svg", tmp_path / "debug.json"
+    call = ["debug", ADD, "--against", "x - y", "--picture", str(picture), "--json", str(file)]
+    assert run(call) == 1  # the answer is no
+    text = capfd.readouterr().out
+    assert "the result against x - y: DIFFERENT at 7 of 7 elements" in text
+    assert "TRITON_INTERPRET" not in os.environ
+    facts = json.loads(file.read_text())
+    assert (facts["schema"], facts["verb"], len(facts["accesses"])) == (1, "debug", 6)
+    drawn = picture.read_text()
+    assert drawn.count("line 20: loads") == 2 and "hatched is cut by the mask" in drawn
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--program", "one"], "--program one: write the program's id"),
+        (["--grid", "0.5"], "--grid 0.5: write the number of programs"),
+        (["--picture", "x.txt"], "a plot is written as"),
+        (["--picture", "/nowhere/x.png"], "cannot write /nowhere/x.png"),
+        (["--at", "3"], "--at 3 is no line of a kernel that runs"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_status_2(arguments, words, capfd) -> None:
+    assert run(["debug", ADD, *arguments]) == 2
+    error = capfd.readouterr().err
+    assert words in error and error.startswith("fuselab: ") and error.count("\n") == 1
