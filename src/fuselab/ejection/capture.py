@@ -475,10 +475,12 @@ def _captured(
     if count != len(returned.results) + len(written):
         raise EjectError(f"{name} writes over an argument; let it return the new value.")
     if upstream and sum(returned.needs_gradient) != len(upstream):
-        raise EjectError(
-            f"{name}: it is not known which of its outputs have a gradient; what it writes over an "
-            "argument has to be detached."
-        )
+        if written:
+            raise EjectError(
+                f"{name} writes over an argument; let it return the new value, or detach what it "
+                "writes."
+            )
+        raise EjectError(f"{name}: it is not known which of its outputs have a gradient.")
     names = [node for node in traced.graph.nodes if node.op == "placeholder"]
     arguments = [
         Argument(argument_name(source), node)
