@@ -313,7 +313,8 @@ class Scheduler:
 
     def _take_over(self, node: Reduction, stored: frozenset[Node]) -> bool:
         """Put a reduction along the innermost dimensions, and all that a kernel without reductions
-        computes for it, into one kernel in that one's place; return whether they fit.
+        computes for it or from the same elements, into one kernel in that one's place; return
+        whether they fit.
 
         The reduction has the rows that the results have, so that no program loses work. Its kernel
         reads what the other one reads, and not the results.
@@ -322,7 +323,8 @@ class Scheduler:
         if not node.kept or node.dims != tuple(range(rank - len(node.dims), rank)):
             return False
         sources = [place for place, one in enumerate(self.kernels) if self._reads(node, one)]
-        for place in reversed(sources):
+        beside = [place for place in self._beside(node, stored) if place not in sources]
+        for place in (*reversed(sources), *reversed(beside)):
             kernel = self.kernels[place]
             others = set(sources) - {place}
             if kernel.has_columns or any(self._reaches(other, place) for other in others):
@@ -337,6 +339,18 @@ class Scheduler:
                 self.needs[place] |= others
                 return True
         return False
+
+    def _beside(self, node: Reduction, stored: frozenset[Node]) -> list[int]:
+        """Return the kernels that read an element of a tensor wherever the reduction reads one."""
+        alone = self.joined(Kernel((), (), (), {}), node, stored)
+        if alone is None:
+            return []
+        read = {load.tensor for load in _whole(alone.loads(), alone)}
+        return [
+            place
+            for place, one in enumerate(self.kernels)
+            if any(load.tensor in read for load in _whole(one.loads(), one))
+        ]
 
     def _reads(self, node: Node, kernel: Kernel) -> bool:
         return any(kernel.computes(found) for found in ancestors(node))
@@ -449,6 +463,12 @@ class Scheduler:
             names=evaluation.names,
             users_names=frozenset(evaluation.users_names),
         )
+
+
+def _whole(loads: Sequence[Load], kernel: Kernel) -> list[Load]:
+    """Return the loads that have an element for each row and column of the kernel."""
+    axes = {*kernel.row_axes, *kernel.column_axes}
+    return [load for load in loads if set(_flat(load.index)) == axes]
 
 
 def _flat(index: Index) -> tuple[Axis, ...]:

@@ -32,6 +32,7 @@ from fuselab.ejection.loops import (
     View,
 )
 from fuselab.ejection.parts import Parts, exact_size, regrouped, unexpanded
+from fuselab.ejection.two_steps import by_rows, in_two_steps
 from fuselab.errors import EjectError
 
 aten = torch.ops.aten
@@ -197,6 +198,7 @@ class _Lowering:
         self.equal = equal
         self.hints = hints
         self.parts = Parts(hints)
+        self.reduced: set[tuple[Sizes, tuple[int, ...]]] = set()  # sizes, and dimensions of them
 
     def input(self, node: FxNode, name: str) -> Input:
         value: Tensor = node.meta["val"]
@@ -284,9 +286,31 @@ class _Lowering:
         dims, keepdim = self.reduced_dims(node)
         if not dims:
             return source  # the sum of a 0-d tensor
-        return self.parts.reduction(
-            Reduction(**common, function=function, source=source, dims=dims, keepdim=keepdim)
-        )
+        whole = Reduction(**common, function=function, source=source, dims=dims, keepdim=keepdim)
+        if self.is_last(node, whole):
+            whole = in_two_steps(whole, self.hint)
+        whole = by_rows(whole, self.reduced)
+        self.reduced.add((tuple(source.sizes), dims))
+        return self.parts.reduction(whole)
+
+    def is_last(self, node: FxNode, whole: Reduction) -> bool:
+        """Return whether no elements are computed from a reduction, and none like it goes over the
+        dimensions that this one keeps: such a one has the rows that this one sums over."""
+        sizes = whole.source.sizes
+        if whole.kept and (tuple(sizes), whole.kept) in self.reduced:
+            return False
+        seen: set[FxNode] = set()
+        stack = list(node.users)
+        while stack:
+            user = stack.pop()
+            value = user.meta.get("val")
+            if user in seen or not isinstance(value, Tensor):
+                continue
+            seen.add(user)
+            if self.sizes_of(user) == sizes:
+                return False
+            stack += user.users
+        return True
 
     def reduced_dims(self, node: FxNode) -> tuple[tuple[int, ...], bool]:
         """Return the dimensions that a reduction goes over, and whether they keep size 1."""
@@ -780,6 +804,7 @@ class _Lowering:
             label = f"{name}_{label}"
             return Pointwise(label, sizes, "float", line, False, function, operands)
 
+        self.reduced.add((tuple(source.sizes), dims))
         sums = total(source, "total")
         count = self.count(source, dims)
         mean = element("mean", kept, "div", sums, count)
@@ -846,7 +871,9 @@ class _Lowering:
         def rearranged(of: Node, into: Sizes) -> Node:
             return self.parts.view(View(of.name, tuple(into), of.kind, line, False, of, regrouped))
 
-        def total(label: str, of: Node, dims: tuple[int, ...], into: Sizes, keepdim: bool) -> Node:
+        def total(
+            label: str, of: Node, dims: tuple[int, ...], into: Sizes, keepdim: bool
+        ) -> Reduction:
             return Reduction(
                 f"{name}_{label}", tuple(into), "float", line, False, "sum", of, dims, keepdim
             )
@@ -885,8 +912,10 @@ class _Lowering:
         weighted = element("weighted", flat, "mul", of_channels, rearranged(normalised, flat))
         return (
             rearranged(gradient, source.sizes),
-            total("grad_weight", weighted, (0, 2), (channels,), False),
-            total("grad_bias", of_channels, (0, 2), (channels,), False),
+            *(
+                in_two_steps(total(label, of, (0, 2), (channels,), False), self.hint, label)
+                for label, of in (("grad_weight", weighted), ("grad_bias", of_channels))
+            ),
         )
 
     # --- rearrangements

@@ -270,7 +270,9 @@ def planned(
             operand = namer.name(f"{'_'.join(axis_names[axis] for axis in one.axes)}_position")
             value_names[one] = operand
             operands.append(Operand(operand, None, (one.axes,), pattern((one.axes,))))
-        elif isinstance(one, Size) and one.size == product(kernel.column_axes):
+        elif (
+            isinstance(one, Size) and kernel.column_axes and one.size == product(kernel.column_axes)
+        ):
             numbers_of_columns.add(one)
         elif isinstance(one, Size) and not one.size.is_number:
             words = re.sub(r"\W+", "_", sizes.text(one.size)).strip("_")

@@ -461,8 +461,11 @@ class Rows(Function):
         self.indent -= 2
         self.write("else:")
         shared = "BLOCK_ROWS, PARTS"
-        for number, name in enumerate(names, place):
-            self.write(f"    {name} = load_partials({self.partials}, {number}, {shared})")
+        has_integers = any(one.kind == "int" for one in self.plan.reductions)
+        for number, (one, name) in enumerate(zip(reduced, names, strict=True), place):
+            kind = "tl.int64" if one.kind == "int" else "COMPUTE"
+            cast = f".to({kind})" if has_integers else ""
+            self.write(f"    {name} = load_partials({self.partials}, {number}, {shared}){cast}")
         for one, name in zip(reduced, names, strict=True):
             _, total = TRITON_REDUCTIONS[one.function]
             self.write(f"{name} = {total.format(name)}")

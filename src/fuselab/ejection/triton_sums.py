@@ -86,8 +86,9 @@ class SummingRows(_Summing):
         self.start_sums()
         self.open_rows()
         count = len(self.plan.reductions)
+        self.write("if PARTS > 1:")
         self.write(
-            f"turn_partials = partials_of_turn("
+            f"    turn_partials = partials_of_turn("
             f"partials_pointer, turn - first_turn, {count}, BLOCK_ROWS, PARTS)"
         )
         self.row_pointers()

@@ -129,7 +129,10 @@ def add_rms_norm_backward(
     first_turn, end_turn = share_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS)
     for turn in range(first_turn, end_turn):
         row, is_row = turn_of_rows(turn, row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
-        turn_partials = partials_of_turn(partials_pointer, turn - first_turn, 2, BLOCK_ROWS, PARTS)
+        if PARTS > 1:
+            turn_partials = partials_of_turn(
+                partials_pointer, turn - first_turn, 2, BLOCK_ROWS, PARTS
+            )
         grad_hidden_row = grad_hidden_pointer + offset(row, grad_hidden_row_strides)
         grad_normed_row = grad_normed_pointer + offset(row, grad_normed_row_strides)
         x_row = x_pointer + offset(row, x_row_strides)

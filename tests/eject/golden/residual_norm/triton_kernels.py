@@ -153,7 +153,10 @@ def residual_norm_backward(
     first_turn, end_turn = share_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS)
     for turn in range(first_turn, end_turn):
         row, is_row = turn_of_rows(turn, row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
-        turn_partials = partials_of_turn(partials_pointer, turn - first_turn, 4, BLOCK_ROWS, PARTS)
+        if PARTS > 1:
+            turn_partials = partials_of_turn(
+                partials_pointer, turn - first_turn, 4, BLOCK_ROWS, PARTS
+            )
         x_row = x_pointer + offset(row, x_row_strides)
         residual_row = residual_pointer + offset(row, residual_row_strides)
         grad_output_row = grad_output_pointer + offset(row, grad_output_row_strides)
