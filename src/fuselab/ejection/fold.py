@@ -20,11 +20,13 @@ def fold(line: str) -> list[str]:
         name, _, value = line.partition(" = ")
         if not value:
             name, value = "", line.strip()
+        returned = "return " * value.startswith("return ")
+        value = value.removeprefix("return ")
         value, comma = value.removesuffix(","), "," * value.endswith(",")
         parts = _split(value, (" + ", " - ")) or _split(value, (" * ", " / "))
         if not parts:
             return [line]
-        first = f"{name} = (" if name else f"{indent}("
+        first = f"{name} = (" if name else f"{indent}{returned}("
         return [first, *(f"{indent}    {part}" for part in parts), f"{indent}){comma}"]
     begin = _opening(line, end)
     head, body, tail = line[: begin + 1], line[begin + 1 : end], line[end:]

@@ -94,7 +94,7 @@ class Package:
         return tuple(
             needs or not output.meta["val"].is_floating_point() or not self.backward
             for needs, output in zip(
-                self.returned.needs_gradient, self.captured.outputs, strict=True
+                self.captured.needs_gradient, self.captured.outputs, strict=True
             )
         )
 
@@ -133,6 +133,18 @@ class Package:
         )
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the function returns what the operator does: nothing is written over, and every
+        output has its gradient."""
+        return self.returned.is_plain and all(self.keeps_gradient) and not self.captured.written
+
+    def advice(self, name: str) -> str:
+        """Return what to do where a gradient of a frozen argument is asked for."""
+        if name in self.captured.written:
+            return "it is written over; detach it"
+        return "eject it with this argument requiring one"
+
+    @property
     def widest(self) -> torch.dtype | None:
         """The most precise dtype of the arguments for which no rounding of the function between
         its steps is lost; None if there is none."""
@@ -166,6 +178,9 @@ class Package:
             for symbol, count in bound.items():
                 name = self.sizes.names[symbol]
                 found[name] = max(found.get(name, 0), count)
+        if self.captured.written:  # PyTorch leaves running statistics as they are where x is empty
+            for name in self.sizes.names.values():
+                found.setdefault(name, 1)
         return found
 
     def result_name(self, node: Node, plans: Sequence[KernelPlan]) -> str:
@@ -218,6 +233,7 @@ def planned_package(
     taken = {"compute", "swept", "sweeps", "needs", "name", "torch", "Tensor", name}
     taken |= {argument.name for argument in captured.arguments} | set(sizes.names.values())
     output_names = formulas.returned.names(taken)
+    output_names += tuple(f"new_{argument}" for argument in captured.written)
     upstream = [one for one in _upstream_names(captured, output_names) if one is not None]
     program = _each_of_its_own(lower(captured, upstream), output_names, captured)
     names: dict[Node, str] = dict(zip(program.outputs, output_names, strict=True))
@@ -235,7 +251,7 @@ def planned_package(
     cpp_backward, triton_backward = (
         _plans(label, one, gradients, captured, sizes, names) for one in joined
     )
-    return Package(
+    package = Package(
         captured,
         formulas,
         program,
@@ -246,8 +262,14 @@ def planned_package(
         triton_backward,
         names,
         output_names,
-        frozenset(frozen),
+        frozenset({*frozen, *captured.written}),
     )
+    if package.backward and (both := {*package.saved} & {*captured.written}):
+        raise EjectError(
+            f"the backward of {name} reads {' and '.join(sorted(both))}, which the forward writes "
+            "over; let it return the new value."
+        )
+    return package
 
 
 def _refuse_lost_rounding(captured: Captured) -> None:
@@ -285,7 +307,7 @@ def _least(size: sympy.Expr) -> dict[sympy.Symbol, int] | None:
 def _upstream_names(captured: Captured, outputs: Sequence[str]) -> tuple[str | None, ...]:
     if len(outputs) == 1:
         return ("grad_output",)
-    needs = zip(outputs, captured.returned.needs_gradient, strict=True)
+    needs = zip(outputs, captured.needs_gradient, strict=True)
     return tuple(f"grad_{name}" if need else None for name, need in needs)
 
 

@@ -299,6 +299,8 @@ class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
         one, other = expr.args
         return f"({self.parenthesize(one, 50)} / {self.parenthesize(other, 51)})"
 
+    _print_IntTrueDiv = _print_FloatTrueDiv  # noqa: N815
+
     def _print_floor(self, expr: sympy.Expr) -> str:
         one, other = expr.args[0].as_numer_denom()
         return f"({self.parenthesize(one, 50)} // {self.parenthesize(other, 51)})"

@@ -36,8 +36,7 @@ def package_files(package: Package) -> dict[str, str]:
         **kernel_files(package, LANGUAGES),
     }
     if isinstance(package.captured.function, nn.Module):
-        importing = f"import fuselab\n\nfrom .op import OP\n\n{package.name} = fuselab.operator(OP)"
-        files["module.py"] = module_text(package.formulas, importing)
+        files["module.py"] = module_text(package.formulas)
     files[f"test_{package.name}.py"] = test_text(package.name)
     files["page.md"] = page_text(package)
     return files
@@ -565,7 +564,7 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
             "        ),\n"
         )
     frozen = [
-        f'            "{name}": "eject it with this argument requiring one",\n'
+        f'            "{name}": "{package.advice(name)}",\n'
         for name in package.parameters
         if name in package.frozen
     ]
