@@ -35,6 +35,7 @@ import attention  # noqa: F401  (adds its members)
 import losses  # noqa: F401
 import norms  # noqa: F401
 import pointwise  # noqa: F401
+import positions  # noqa: F401
 import reductions  # noqa: F401
 import torch
 from suite import MEMBERS

@@ -6,13 +6,14 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from comparing import compare
 from cuda_on_cpu import Emulator
 from torch import Tensor
 
@@ -175,38 +176,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
         return path if path.exists() else eject(function, *arguments(function), out=path)
 
     return folder
-
-
-def compare(
-    op: Any, forward: Callable[..., Any], backward: Callable[..., Any], args: Sequence[Tensor]
-) -> None:
-    """Compare output and gradients with autograd's in float64."""
-    wide = [one.double().requires_grad_() if one.is_floating_point() else one for one in args]
-    exact = op.reference(*wide)
-    found = forward(*args)
-    near = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}
-    assert found.dtype == op.reference(*args).dtype
-    torch.testing.assert_close(found.double(), exact.detach().double(), **near)
-    if op.gradient is None or not exact.requires_grad:
-        return
-    upstream = torch.randn(exact.shape, generator=torch.Generator().manual_seed(1))
-    leaves = [one for one in wide if one.is_floating_point()]
-    wanted = iter(torch.autograd.grad(exact, leaves, upstream.double(), allow_unused=True))
-    needs = [one.is_floating_point() for one in args]
-    saved = op.gradient.save(found, *args)
-    given = backward(needs, upstream, *saved)
-    formulas = op.gradient.reference(needs, upstream, *saved)
-    for need, one, formula in zip(needs, given, formulas, strict=True):
-        right = next(wanted) if need else None
-        if right is None:
-            assert one is None or not one.any()
-            continue
-        for gradient in (one, formula):
-            if gradient is None:
-                assert not right.any()
-            else:
-                near["rtol"] = 1e-4
-                torch.testing.assert_close(gradient.double(), right, **near)
 
 
 @pytest.mark.parametrize("function", EXAMPLES, ids=lambda function: function.__name__)

@@ -86,3 +86,18 @@ def test_the_eps_of_an_rms_norm_is_the_one_that_was_written(tmp_path: Path) -> N
     supports = load_op(str(tmp_path / "default")).implementations["triton"].supports
     assert supports(*args) is None
     assert supports(*(one.double() for one in args)).startswith("argument 1 is float64")
+
+
+def normalised_alone(x, other):
+    whole = x.amax((0, 1), keepdim=True)
+    return torch.nn.functional.layer_norm(whole + other, (1,), eps=0.5)
+
+
+def test_a_kernel_without_columns_divides_by_a_count_of_one(tmp_path: Path) -> None:
+    """The mean is over a dimension of size 1, and the kernel of the gradient has no columns."""
+    args = (torch.arange(6.0).reshape(2, 3), torch.ones(1))
+    eject(normalised_alone, *args, out=tmp_path / "alone")
+    op = f"{tmp_path / 'alone'}/op.py"
+    assert interpreter.run(f"{op}:forward_triton", *args).tolist() == [[0.0]]
+    gradients = interpreter.run(f"{op}:backward_triton", [True, True], torch.ones(1, 1), *args)
+    assert [one.abs().max().item() for one in gradients] == [0.0, 0.0]

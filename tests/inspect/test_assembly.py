@@ -375,6 +375,8 @@ def test_unaligned_rows_touch_one_sector_more() -> None:
         ("softmax", {"implementation": "cpp"}, errors.UnsupportedError, "runs on the CPU"),
         ("square", {"case": "17"}, errors.UnknownNameError, "unknown case '17'"),
         ("square", {"kernel": "cube"}, errors.TargetError, "no kernel called 'cube'"),
+        ("square", {"dtype": torch.int32}, errors.UnknownNameError, "dtype of fuselab::square"),
+        (VECTOR_ADD, {"settings": {"BLOK": 8}}, errors.UnknownNameError, "Did you mean 'BLOCK'"),
         ("square", {"signature": SOFTMAX}, errors.ArgumentError, "--signature is for a bare"),
     ],
 )

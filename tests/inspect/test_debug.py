@@ -11,6 +11,8 @@ import pytest
 
 from fuselab import errors
 from fuselab.cli.main import run
+from fuselab.inspect.assembly.architectures import architecture
+from fuselab.inspect.assembly.subjects import Request, compiled
 from fuselab.inspect.debugger.offsets import grouped, runs
 from fuselab.report.debug_text import debug_text
 from fuselab.runtime import interpreter
@@ -112,6 +114,25 @@ def test_a_bare_kernel_with_a_grid_and_an_operator(tmp_path: Path) -> None:
     assert square["kernels"][0]["name"] == "square" and square["against"][0]["within"]
     backward = seen("square", backward=True, case="4x4")
     assert {one["kind"] for one in backward["accesses"]} == {"load", "store"}
+
+
+def test_a_kernel_that_is_tuned_automatically_takes_its_first_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.py"
+    file.write_text(
+        Path(ADD)
+        .read_text()
+        .replace(
+            "@triton.jit",
+            "@triton.autotune([triton.Config({'BLOCK': n}) for n in (2, 8)], key=['numel'])\n"
+            "@triton.jit",
+        )
+        .replace(", BLOCK=block)", ")")
+        .replace("(triton.cdiv(x.numel(), block),)", "lambda meta: (-(-7 // meta['BLOCK']),)")
+    )
+    facts = seen(str(file), against="x + y")
+    assert facts["kernels"][0]["grid"] == [4] and facts["against"][0]["within"]
+    found = compiled(Request(str(file), architecture("sm_90")))
+    assert (found.kernels[0].settings["BLOCK"], found.kernels[0].grid) == (2, (4, 1, 1))
 
 
 def test_runs_of_offsets() -> None:

@@ -62,7 +62,7 @@ def asm(
     ] = None,
     json: Json = None,
 ) -> None:
-    """Show the IR and assembly of kernels, without a GPU, and what they say.
+    """Show any kernel's assembly, and what it says; needs no GPU.
 
     A Triton kernel in a plain file is compiled for the arguments that get_inputs() of the file
     returns, or for --signature. Registers, shared memory, occupancy, the width of every access,

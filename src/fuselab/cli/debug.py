@@ -52,7 +52,7 @@ def debug(
     backward: Annotated[bool, flag("--backward", "An operator's backward.")] = False,
     json: Json = None,
 ) -> None:
-    """Run Triton kernels on the CPU: stop on a line, print, draw, compare.
+    """Run Triton kernels on the CPU: stop, print, draw, compare.
 
     Without --at and --print it says which offsets every program touches. Inputs are those of
     get_inputs() in the file, or of an operator's case. Exit status 1 if --against differs.

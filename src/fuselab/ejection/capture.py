@@ -7,6 +7,7 @@ gave to its value, and the line.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import linecache
@@ -25,7 +26,9 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx.experimental import _config as fx_config
 
 from fuselab.ejection import batch_norm
+from fuselab.ejection.equal_sizes import equal_sizes, equate_sizes
 from fuselab.ejection.returned import Returned, StandIns, output_node, results_of
+from fuselab.ejection.written import written_in
 from fuselab.errors import EjectError
 
 aten = torch.ops.aten
@@ -36,12 +39,19 @@ COMPOSED = (
     aten._fused_rms_norm,
     aten._fused_rms_norm_backward,
     aten._native_batch_norm_legit_no_training,
+    aten._unsafe_masked_index,
+    aten._unsafe_masked_index_put_accumulate,
     aten._prelu_kernel,
     aten._prelu_kernel_backward,
     aten.addcdiv,
     aten.addcmul,
     aten.aminmax,
+    aten.channel_shuffle,
+    aten.col2im,
+    aten.copysign,
     aten.count_nonzero,
+    aten.deg2rad,
+    aten.diag_embed,
     aten.dist,
     aten.celu,
     aten.elu,
@@ -57,6 +67,8 @@ COMPOSED = (
     aten.hardtanh,
     aten.heaviside,
     aten.hardtanh_backward,
+    aten.im2col,
+    aten.index_fill,
     aten.huber_loss,
     aten.huber_loss_backward,
     aten.leaky_relu,
@@ -79,11 +91,17 @@ COMPOSED = (
     aten.nll_loss_forward,
     aten.nll_loss2d_backward,
     aten.nll_loss2d_forward,
+    aten.pixel_shuffle,
+    aten.pixel_unshuffle,
+    aten.rad2deg,
+    aten.rot90,
     aten.rsub,
     aten.selu,
     aten.sigmoid_backward,
     aten.sinc,
+    aten.signbit,
     aten.special_entr,
+    aten.special_xlog1py,
     aten.silu,
     aten.silu_backward,
     aten.smooth_l1_loss,
@@ -97,6 +115,9 @@ COMPOSED = (
     aten.std.correction,
     aten.std_mean,
     aten.tanh_backward,
+    aten.trace,
+    aten.upsample_nearest1d,
+    aten.upsample_nearest2d,
     aten.threshold,
     aten.threshold_backward,
     aten.tril,
@@ -107,6 +128,7 @@ COMPOSED = (
     aten._log_softmax_backward_data,
     aten._native_batch_norm_legit,
     aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_functional,
     aten._native_batch_norm_legit_no_training,
     aten.native_batch_norm_backward,
     aten.native_layer_norm,
@@ -128,6 +150,7 @@ COMPOSED = (
 WITHOUT_DERIVATIVE = (
     aten._fused_rms_norm,
     aten._fused_rms_norm_backward,
+    aten._native_batch_norm_legit_functional,
     aten.glu_backward,
     aten.hardsigmoid_backward,
     aten.hardswish_backward,
@@ -173,7 +196,8 @@ class Captured:
     ``traced`` is the graph of PyTorch functions as the user's code called them. ``ranges`` has the
     least and the largest value of each integer argument of the example. ``returned`` says what the
     function makes of the outputs, and ``fixed`` has the arguments of the example that are no
-    tensors.
+    tensors. The function writes over the arguments ``written``; their new values are the last of
+    the outputs.
     """
 
     name: str
@@ -190,6 +214,13 @@ class Captured:
     returned: Returned
     fixed: Mapping[str, Any]
     equal: Mapping[sympy.Symbol, sympy.Expr]
+    written: tuple[str, ...] = ()
+
+    @property
+    def needs_gradient(self) -> tuple[bool, ...]:
+        """Return for each output whether a gradient flows through it: not through new values of
+        arguments."""
+        return (*self.returned.needs_gradient, *(False for _ in self.written))
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -363,12 +394,32 @@ def _run_dynamo(
                 "part of it that has no such line."
             ) from error
         except TorchDynamoException as error:
-            raise EjectError(
-                f"{name} cannot be traced: {_reason(error)}{_user_line(error)}."
-            ) from error
+            written = _written_arguments(function, args, keywords) - set(frozen)
+            if inference or not written:
+                raise EjectError(
+                    f"{name} cannot be traced: {_reason(error)}{_user_line(error)}."
+                ) from error
         finally:
             # Else the next call of a function that the user compiles would begin with this code.
             torch._dynamo.eval_frame.remove_from_cache(function)
+    # PyTorch refuses to write over tensors that want a gradient, such as running statistics.
+    return _run_dynamo(backend, function, args, keywords, name, inference, {*frozen, *written})
+
+
+def _written_arguments(
+    function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
+) -> set[str]:
+    """Return the names of the arguments that a function writes over, as far as it can be traced
+    without gradients."""
+    found: set[str] = set()
+
+    def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
+        found.update(argument_name(node) for node in written_in(module.graph))
+        return StandIns(module)
+
+    with contextlib.suppress(EjectError):
+        _run_dynamo(backend, function, args, keywords, "", True)
+    return found
 
 
 def _given(
@@ -438,9 +489,15 @@ def _captured(
     results = _flat(output_node(joint.graph).args[0])
     count = held.get("forward_outputs", len(results))
     returned = Returned(held["results"], held["stand_ins"].structure(name, held["structure"]))
-    if count != len(returned.results):
+    written = [argument_name(node) for node in written_in(traced.graph)]
+    if count != len(returned.results) + len(written):
         raise EjectError(f"{name} writes over an argument; let it return the new value.")
     if upstream and sum(returned.needs_gradient) != len(upstream):
+        if written:
+            raise EjectError(
+                f"{name} writes over an argument; let it return the new value, or detach what it "
+                "writes."
+            )
         raise EjectError(f"{name}: it is not known which of its outputs have a gradient.")
     names = [node for node in traced.graph.nodes if node.op == "placeholder"]
     arguments = [
@@ -451,16 +508,17 @@ def _captured(
     arguments.sort(key=_in_users_order(function, names))
     found = dict(zip(primals, results[count:], strict=False))
     gradients = [found.get(argument.node) for argument in arguments]
-    _equate_sizes(joint.graph)
-    sizes, hints = _symbols(arguments)
-    equal = _equal_sizes(joint.graph)
+    equate_sizes(joint.graph)
+    # The backward takes no sizes from what is written over, because it must not save that.
+    sizes, hints = _symbols(sorted(arguments, key=lambda one: one.name in written))
+    equal = equal_sizes(joint.graph)
     return Captured(
         name,
         function,
         joint.graph,
         traced,
         tuple(arguments),
-        tuple(results[:count]),
+        (*results[len(written) : count], *results[: len(written)]),
         upstream,
         tuple(gradients),
         {symbol: place for symbol, place in sizes.items() if symbol not in equal},
@@ -469,49 +527,8 @@ def _captured(
         returned,
         _fixed(given),
         equal,
+        tuple(written),
     )
-
-
-def _equate_sizes(graph: fx.Graph) -> None:
-    """Make the sizes of an index one with those of the tensor that it chooses from, where they are
-    equal in the example: PyTorch would allow the index to be smaller."""
-    for node in graph.nodes:
-        if getattr(node.target, "overloadpacket", None) not in (
-            aten.gather,
-            aten.scatter,
-            aten.scatter_add,
-        ):
-            continue
-        tensor, dim, index = node.args[0].meta["val"], node.args[1], node.args[2].meta["val"]
-        for place, (one, other) in enumerate(zip(tensor.shape, index.shape, strict=True)):
-            if place != dim % tensor.dim() and _hint(one) == _hint(other):
-                bool(one == other)  # from here on the tracer's symbols for them are the same
-
-
-def _equal_sizes(graph: fx.Graph) -> dict[sympy.Symbol, sympy.Expr]:
-    """Return the sizes that pointwise operators have found equal to an expression of others, such
-    as the half of another: PyTorch goes on with both."""
-    found: dict[sympy.Symbol, sympy.Expr] = {}
-    for node in graph.nodes:
-        if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
-            continue
-        shape = node.meta["val"].shape
-        for source in node.all_input_nodes:
-            value = source.meta.get("val")
-            if not isinstance(value, Tensor):
-                continue
-            for size, whole in zip(reversed(value.shape), reversed(shape), strict=False):
-                if not isinstance(size, torch.SymInt) or not isinstance(whole, torch.SymInt):
-                    continue
-                one, other = size.node.expr, whole.node.expr
-                is_equal = size.node.hint == whole.node.hint and one not in other.free_symbols
-                if is_equal and one.is_Symbol and not other.is_Symbol:
-                    found.setdefault(one, other)
-    return {one: other for one, other in found.items() if not other.free_symbols & found.keys()}
-
-
-def _hint(size: Any) -> int:
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
 def _flat(results: Any) -> list[Any]:

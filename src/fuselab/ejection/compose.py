@@ -37,7 +37,7 @@ def composition_files(cut: Cut, standalone: bool = False) -> dict[str, str]:
         files["steps.py"] = formatted("\n".join(_steps(cut)) + "\n")
         files["page.md"] += page_section()
     if isinstance(cut.captured.function, nn.Module):
-        files["module.py"] = module_text(cut.captured, f"from . import {cut.name}")
+        files["module.py"] = module_text(cut.captured)
     for region in cut.regions:
         operator = region.package
         written = operator_files(operator, f"..{FOLDER}") if standalone else package_files(operator)

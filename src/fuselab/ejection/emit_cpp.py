@@ -28,6 +28,7 @@ from fuselab.ejection.loops import (
     Load,
     Position,
     Reduced,
+    Scanned,
     Size,
     children,
     walk,
@@ -87,6 +88,7 @@ class _Kernel:
         self.indent = 1
         self.known: dict[Expression, str] = {}  # the texts of values in the present scope
         self.reduced = frozenset(plan.reductions)
+        self.so_far: dict[Expression, str] = {}  # the states of the running reductions of a sweep
         self.kept: dict[Expression, str] = {}  # the values that a sweep keeps for later ones
         found = {
             one: pick_of(one, plan.kernel.column_axes, plan.axes_of) for one in plan.reductions
@@ -102,6 +104,7 @@ class _Kernel:
             for one, name in plan.value_names.items()
         }
         self.numbers = {size: self.namer.name(name) for size, name in plan.numbers.items()}
+        self.steps = {name: self.namer.name(name) for name in plan.steps}
         self.arrays = {one: self.namer.name(f"{one.name}_array") for one in plan.operands}
         self.pointers = {one: self.namer.name(f"{one.name}_data") for one in plan.operands}
         # Products that the compiler could fuse with an addition, unlike PyTorch.
@@ -125,6 +128,7 @@ class _Kernel:
             for one in tensors
         ]
         parameters += [f"int64_t {name}" for name in self.numbers.values()]
+        parameters += [f"int64_t {name}" for name in self.steps.values()]
         parameters.append(f"Loops<{len(plan.operands)}> loops")
         self.body()
         return "\n".join(
@@ -144,7 +148,7 @@ class _Kernel:
             sums = [one.name for one in self.plan.stored if one.node in self.plan.sums]
             text += f" Sums {', '.join(sums)} over the rows."
         rows = self.axes(self.plan.kernel.row_axes)
-        if not self.plan.reductions:
+        if not self.plan.has_columns:
             return f"{text} A thread owns elements ({rows}), each read and written once."
         sweeps = len(list(filter(None, self.swept()))) + bool(self.stored(True))
         times = {1: "once", 2: "twice"}.get(sweeps, f"{sweeps} times")
@@ -175,7 +179,7 @@ class _Kernel:
         else:
             self.lines += filled_list("  const auto [", arrays, "] =")
             self.lines += filled_list("      arrays(", data, ");")
-        if self.plan.reductions:
+        if self.plan.has_columns:
             self.open_sweep()
             self.choose_kept()
             for sweep, picked in zip(self.swept(), self.picked(), strict=True):
@@ -228,7 +232,8 @@ class _Kernel:
         """Write the head of the sweep, with the sums over the rows if there are any."""
         arrays = [self.arrays[one] for one in self.plan.stored if one.node in self.plan.sums]
         if not arrays:
-            self.open("sweep<Real, lane>(loops, [&](const auto& rows) {")
+            walk = "sweep_in_order" if self.plan.scans else "sweep"
+            self.open(f"{walk}<Real, lane>(loops, [&](const auto& rows) {{")
             return
         parameters = ["const auto& rows"]
         for one in self.plan.stored:
@@ -299,6 +304,7 @@ class _Kernel:
     def reduce(self, reduced: Sequence[Reduced]) -> None:
         """Write the sweep that computes the reductions."""
         self.hoist([one.operand for one in reduced])
+        self.begin_scans([one.operand for one in reduced])
         names = ", ".join(self.names[one] for one in reduced)
         names = names if len(reduced) == 1 else f"[{names}]"
         self.open(f"const auto {names} = rows.reduce([=](auto at) {{")
@@ -329,6 +335,15 @@ class _Kernel:
         self.close(outer)
         self.known[one] = f"at({self.names[one]})"
 
+    def begin_scans(self, values: Sequence[Expression]) -> None:
+        """Write the states of the running reductions that a sweep for ``values`` computes."""
+        for one in self.needed(values):
+            if isinstance(one, Scanned):
+                name = self.so_far[one] = self.namer.name(f"{self.names[one]}_so_far")
+                vector = "V" if one.kind == "float" else "LongIntegers<V>"
+                state = f"typename {CPP_REDUCTIONS[one.function]}<{vector}>::State{{}}"
+                self.write(f"const auto {name} = rows.value([=](auto) {{ return {state}; }});")
+
     def store(self, operands: Sequence[Operand], walk: str) -> None:
         """Write the loop that stores ``operands``."""
         if not operands:
@@ -336,6 +351,7 @@ class _Kernel:
         values = [self.plan.stores[one.node] for one in operands if one.node is not None]
         if walk == "rows.each(":
             self.hoist(values)
+            self.begin_scans(values)
         self.open(f"{walk}[=](auto at) {{")
         outer = dict(self.known)
         self.define(values)
@@ -359,7 +375,7 @@ class _Kernel:
 
     def stored(self, on_columns: bool) -> list[Operand]:
         """Return the results with an element for each column, or those for each row only."""
-        if not self.plan.reductions:
+        if not self.plan.has_columns:
             return list(self.plan.stored) if on_columns else []
 
         def has_columns(one: Operand) -> bool:
@@ -372,7 +388,7 @@ class _Kernel:
     def hoist(self, expressions: Sequence[Expression]) -> None:
         """Compute the parts of ``expressions`` that do not depend on a column once per row."""
         for one in self.on_rows(expressions):
-            if isinstance(one, (Load, Position)):
+            if isinstance(one, (Load, Position)) and not children(one):
                 self.write(f"const auto {self.names[one]} = rows.load({self.array(one)});")
             else:
                 self.hoist_formula(one)
@@ -413,20 +429,21 @@ class _Kernel:
             elif isinstance(one, (Apply, Load, Position)):
                 found[one] = None
 
-        if self.plan.reductions:
+        if self.plan.has_columns:
             for one in expressions:
                 visit(one)
         return list(found)
 
-    def hoist_formula(self, one: Apply, head: str = "rows.value(") -> None:
+    def hoist_formula(self, one: Apply | Load | Position, head: str = "rows.value(") -> None:
         name = self.names.get(one)
         if name is None:
+            assert isinstance(one, Apply)
             name = self.names[one] = self.namer.name(self.wanted_name(one))
         outer, before = dict(self.known), len(self.lines)
         self.open(f"const auto {name} = {head}[=](auto at) {{")
         start = len(self.lines)
-        self.define(one.operands)
-        text = self.formula(one)
+        self.define(children(one))
+        text = self.formula(one) if isinstance(one, Apply) else self.loaded(one)
         short = f"const auto {name} = {head}[=](auto at) {{ return {text}; }});"
         fits = len(self.lines) == start and len(short) + 2 * (self.indent - 1) <= 100
         if not fits:
@@ -438,9 +455,23 @@ class _Kernel:
         self.known = outer
         self.write(short)
 
-    def array(self, one: Load | Position) -> str:
+    def operand(self, one: Load | Position) -> Operand:
         name = self.plan.value_names[one]
-        return self.arrays[next(each for each in self.plan.loads if each.name == name)]
+        return next(each for each in self.plan.loads if each.name == name)
+
+    def array(self, one: Load | Position) -> str:
+        return self.arrays[self.operand(one)]
+
+    def loaded(self, one: Load | Position) -> str:
+        """Return the text of a vector of elements, or of positions."""
+        chosen = self.operand(one).chosen
+        if not chosen:
+            return f"at({self.array(one)})"
+        places = [
+            applied("{0} * {1}", [self.vector(value, "int"), self.steps[step]])
+            for value, step in chosen
+        ]
+        return f"at.chosen({self.array(one)}, {' + '.join(places)})"
 
     def define(self, expressions: Sequence[Expression]) -> None:
         """Write the statements after which each of ``expressions`` has a text."""
@@ -449,7 +480,12 @@ class _Kernel:
                 self.write(f"const auto {self.names[one]} = at({self.kept[one]});")
                 self.known[one] = self.names[one]
             elif isinstance(one, (Load, Position)):
-                self.write(f"const auto {self.names[one]} = at({self.array(one)});")
+                self.write(f"const auto {self.names[one]} = {self.loaded(one)};")
+                self.known[one] = self.names[one]
+            elif isinstance(one, Scanned):
+                term = f"{CPP_REDUCTIONS[one.function]}{{{self.vector(one.operand, one.kind)}}}"
+                scanned = f"at.scan({self.so_far[one]}, {term})"
+                self.write(f"const auto {self.names[one]} = {scanned};")
                 self.known[one] = self.names[one]
             elif isinstance(one, Apply) and one in self.names and not is_number(one):
                 text = self.formula(one)

@@ -15,6 +15,7 @@ from fuselab.ejection.loops import (
     Load,
     Position,
     Reduced,
+    Scanned,
     Size,
     children,
     walk,
@@ -38,7 +39,7 @@ virtual void volatile while xor int64_t
 
 i k r pack tile loops partials parts columns Real Tile
 reduce reduce_parts widened assign load store load_at store_at positions_at
-Pack Packed Strided Same Loaded Kept Reduction Loops LoopSizes Access Counters PackAt Share
+Pack Packed Strided Same Loaded Kept Reduction Running Loops LoopSizes Access Counters PackAt Share
 ElementTile TransposedTile RowTile ColumnTile
 y0 y1 yn j0 j1 jn gamma
 """
@@ -68,6 +69,7 @@ def can_split(plan: KernelPlan) -> bool:
     columns = frozenset(plan.kernel.column_axes)
     return (
         bool(plan.reductions)
+        and not plan.scans
         and all(plan.depth(one) == 1 for one in plan.reductions)
         and not any(_has(operand, columns) for operand in plan.stored)
     )
@@ -92,6 +94,7 @@ class _Kernel:
         self.known: dict[Expression, str] = {}  # values that have a name in the present scope
         self.columns = frozenset(plan.kernel.column_axes)
         self.is_split = can_split(plan)
+        self.running: dict[Expression, str] = {}  # the running reductions of a sweep
         self.taken = set(_TAKEN)
         self.names: dict[str, str] = {}
         for wanted in dict.fromkeys(_wanted(plan)):
@@ -116,7 +119,7 @@ class _Kernel:
     # --- the frame
 
     def text(self) -> str:
-        if self.plan.reductions:
+        if self.plan.has_columns:
             self.reducing()
         else:
             self.store_elements(list(self.plan.stored))
@@ -140,13 +143,13 @@ class _Kernel:
     def summary(self) -> str:
         plan = self.plan
         names = ", ".join(self.names[one.name] for one in plan.stored)
-        if not plan.reductions:
+        if not plan.has_columns:
             return f"Computes {names}. Every element is read once and written once."
         rows, columns = (
             ", ".join(plan.axis_names[axis] for axis in axes) or "one element"
             for axes in (plan.kernel.row_axes, plan.kernel.column_axes)
         )
-        depth = max(map(plan.depth, plan.reductions))
+        depth = max(map(plan.depth, plan.reductions), default=0)
         sweeps = depth + any(_has(one, self.columns) for one in plan.stored)
         read = "Every element is read once."
         if sweeps > 1:
@@ -164,16 +167,16 @@ class _Kernel:
         if self.is_split:
             yield "int64_t* partials"
             yield "int parts"
-        for number in self.plan.numbers.values():
+        for number in (*self.plan.numbers.values(), *self.plan.steps):
             yield f"int64_t {self.names[number]}"
         yield f"const __grid_constant__ Loops<{len(self.plan.operands)}> loops"
 
     def operands(self) -> Iterator[str]:
         """Yield the definitions of the operands that are read along columns."""
         for one in self.plan.loads:
-            if one.node is not None and self.is_element(one):
+            if one.node is not None and self.is_element(one) and not one.chosen:
                 rows = any(axis not in self.columns for entry in one.index for axis in entry)
-                held = "Kept" if rows and self.plan.reductions else "Loaded"
+                held = "Kept" if rows and self.plan.has_columns else "Loaded"
                 name = self.names[one.name]
                 yield (
                     f"  const {held}<{self.types[one.name]}, Tile> "
@@ -182,7 +185,7 @@ class _Kernel:
 
     def is_element(self, operand: Operand) -> bool:
         """Return whether an operand has an element for each column, not only for each row."""
-        return not self.plan.reductions or _has(operand, self.columns)
+        return not self.plan.has_columns or _has(operand, self.columns)
 
     def strides(self, operand: Operand) -> str:
         return f"loops.strides[{self.plan.operands.index(operand)}]"
@@ -222,8 +225,8 @@ class _Kernel:
             slot = self.plan.reductions.index(one)
             kind = f"{slot}, {CUDA_REDUCTIONS[one.function]}, {_TYPES[one.kind]}, Tile"
             self.write(f"Reduction<{kind}> {name};")
-        self.open_packs([one.operand for one in reduced])
         outer = dict(self.known)
+        self.open_packs([one.operand for one in reduced])
         self.define([one.operand for one in reduced])
         adds = [
             f"{name}.add(i, {self.converted(one.operand, one.kind)});"
@@ -250,20 +253,43 @@ class _Kernel:
     def open_packs(self, values: Sequence[Expression], results: Sequence[str] = ()) -> None:
         """Open the loops over packs and over a pack's elements: load what ``values`` need, and
         declare ``results``."""
-        self.open("for (int k = 0; k < tile.packs(); ++k) {", "Tile::unrolled")
+        running = [one for one in walk(values, self.known) if isinstance(one, Scanned)]
+        for one in running:
+            name = self.running[one] = self.unique(f"{self.names[self.plan.value_names[one]]}_run")
+            kind = f"{CUDA_REDUCTIONS[one.function]}, {_TYPES[one.kind]}, Tile"
+            self.write(f"Running<{kind}> {name};")
+        # With a running reduction, the lanes of a row go from pack to pack together.
+        turns = "tile.turns()" if self.plan.scans else "tile.packs()"
+        self.open(f"for (int k = 0; k < {turns}; ++k) {{", "Tile::unrolled")
         self.write("const auto pack = tile.pack(k);")
-        for one in walk(values, self.known):
-            if isinstance(one, (Load, Position)):
-                name = self.names[self.plan.value_names[one]]
+        for read in walk(values, self.known):
+            if isinstance(read, (Load, Position)) and not children(read):
+                name = self.names[self.plan.value_names[read]]
                 given = f"{name}_tile.at(pack)"
-                if isinstance(one, Position):
-                    given = f"positions_at({self.strides(self.operand(one))}, pack)"
+                if isinstance(read, Position):
+                    given = f"positions_at({self.strides(self.operand(read))}, pack)"
                 self.write(f"const auto {name}_pack = {given};")
+        for one in running:
+            self.scan(one)
         for result in results:
             self.write(result)
         self.open("for (int i = 0; i < Tile::width; ++i) {")
         if any(text.endswith("[r]") for text in self.texts_in(values)):
             self.write("const int r = Tile::row_of(i);")
+
+    def scan(self, one: Scanned) -> None:
+        """Write the loop that hands the terms of a pack to a running reduction, which then has its
+        value at each element."""
+        name = self.running[one]
+        self.open("for (int i = 0; i < Tile::width; ++i) {")
+        if any(text.endswith("[r]") for text in self.texts_in([one.operand])):
+            self.write("const int r = Tile::row_of(i);")
+        outer = dict(self.known)
+        self.define([one.operand])
+        self.write(f"if (pack.has(i)) {name}.set(i, {self.converted(one.operand, one.kind)});")
+        self.known = {**outer, one: f"{name}[i]"}
+        self.close()
+        self.write(f"{name}.advance();")
 
     def texts_in(self, values: Sequence[Expression]) -> Iterator[str]:
         """Yield the texts of the known values that ``values`` are computed from."""
@@ -357,6 +383,7 @@ class _Kernel:
         offset = f"tile.row_offset({self.strides(operand)}, r)"
         if isinstance(one, Position):
             return offset
+        offset = self.chosen_offset(operand, offset)
         return _read(one, f"{self.names[operand.name]}_pointer[{offset}]")
 
     def row_name(self, one: Load | Position | Apply) -> str:
@@ -387,13 +414,32 @@ class _Kernel:
             if isinstance(one, (Load, Position)):
                 name = self.names[self.plan.value_names[one]]
                 text = f"{name}_pack.element[i]"
-                text = _read(one, text) if isinstance(one, Load) else text
+                if isinstance(one, Load):
+                    text = self.chosen_element(one) if children(one) else _read(one, text)
             elif isinstance(one, Apply) and one in self.plan.value_names:
                 name, text = self.names[self.plan.value_names[one]], self.formula(one)
             else:
                 continue
             self.write(f"const {_TYPES[_kind(one)]} {name} = {text};")
             self.known[one] = name
+
+    def chosen_element(self, one: Load) -> str:
+        """Return the text of an element of a pack at a position that the kernel computes, or of
+        any element for one that does not exist."""
+        operand = self.operand(one)
+        offset = f"pack.element_offset({self.strides(operand)}, i)"
+        element = f"{self.names[operand.name]}_pointer[{self.chosen_offset(operand, offset)}]"
+        zero = f"{_TYPES[one.tensor.kind]}(0)"
+        return f"pack.has(i) ? {_read(one, element)} : {zero}"
+
+    def chosen_offset(self, operand: Operand, offset: str) -> str:
+        """Return the text of an operand's offset with the positions that the kernel computes."""
+        terms = []
+        for value, step in operand.chosen:
+            text = self.converted(value, "int")
+            text = text if _is_atom(text) else f"({text})"
+            terms.append(f"{text} * {self.names[step]}")
+        return " + ".join((offset, *terms))
 
     def value(self, one: Expression) -> str:
         """Return the text of a value; ``define`` has written what it needs."""
@@ -453,7 +499,13 @@ class _Kernel:
             return [self.converted(operand, one.kind) for operand in operands]
         if one.function in _OPERATORS and one.kind in kinds:
             return plain  # C++ converts the other operand
-        return [self.converted(operand, one.kind) for operand in operands]
+        texts = [self.converted(operand, one.kind) for operand in operands]
+        if one.kind == "int":  # a template takes operands of one type
+            return [
+                f"int64_t({text})" if isinstance(operand, Constant) else text
+                for operand, text in zip(operands, texts, strict=True)
+            ]
+        return texts
 
 
 def _wanted(plan: KernelPlan) -> Iterator[str]:
@@ -461,6 +513,7 @@ def _wanted(plan: KernelPlan) -> Iterator[str]:
     for operand in plan.operands:
         yield operand.name
     yield from plan.numbers.values()
+    yield from plan.steps
     for name in plan.value_names.values():
         if name != "columns":
             yield name

@@ -6,7 +6,17 @@ import re
 from collections.abc import Sequence
 
 from fuselab.ejection.fold import COLUMNS
-from fuselab.ejection.plan import KernelPlan
+from fuselab.ejection.loops import (
+    Apply,
+    Constant,
+    Expression,
+    Kind,
+    Load,
+    Position,
+    Reduced,
+    Size,
+)
+from fuselab.ejection.plan import KERNEL_FUNCTIONS, KernelPlan
 from fuselab.ejection.triton_functions import (
     Function,
     Pointwise,
@@ -15,28 +25,6 @@ from fuselab.ejection.triton_functions import (
     sweeps_to_reduce,
 )
 from fuselab.ejection.triton_sums import SummingColumns, SummingRows, SumsOfShares
-
-# The device functions of ``runtime/triton_loops.py`` that kernels call.
-_LOOPS = (
-    "add_rows",
-    "block_of_columns",
-    "block_of_rows",
-    "larger",
-    "load",
-    "load_partials",
-    "numel",
-    "offset",
-    "partials_of_turn",
-    "product",
-    "share_of_columns",
-    "share_of_rows",
-    "smaller",
-    "store_partial",
-    "store_share",
-    "sum_of_shares",
-    "tile",
-    "turn_of_rows",
-)
 
 
 def source(title: str, plans: Sequence[KernelPlan]) -> str:
@@ -49,7 +37,7 @@ def source(title: str, plans: Sequence[KernelPlan]) -> str:
     lines.append("")
     if "math." in whole:
         lines.append("from fuselab.runtime import triton_math as math")
-    helpers = [name for name in _LOOPS if re.search(rf"(?<![.\w]){name}(?=[(,)])", whole)]
+    helpers = [name for name in KERNEL_FUNCTIONS if re.search(rf"(?<![.\w]){name}(?=[(,)])", whole)]
     line = f"from fuselab.runtime.triton_loops import {', '.join(helpers)}"
     if len(line) > COLUMNS:
         listed = ",\n    ".join(helpers)
@@ -62,7 +50,10 @@ def source(title: str, plans: Sequence[KernelPlan]) -> str:
 def reducing_text(plan: KernelPlan) -> str:
     """Return the text of a kernel's ``triton_sweep.Reducing``."""
     stores = ", stores_columns=True" if stores_in_a_sweep_of_its_own(plan) else ""
-    whole = ", is_shared=False" if any(one.kind == "int" for one in plan.reductions) else ""
+    integers = [one for one in plan.reductions if one.kind == "int"]
+    whole = ", has_integers=True" if integers else ""
+    if plan.scans or not all(_is_small(one.operand) for one in integers):
+        whole = ", is_shared=False"
     summed = [one for one in plan.stored if one.node in plan.sums]
     sums = f", sums={len(summed)}" if summed else ""
     sweeps, reductions = sweeps_to_reduce(plan), len(plan.reductions)
@@ -75,4 +66,22 @@ def _functions(plan: KernelPlan) -> list[Function]:
     if plan.sums:
         summing = SummingRows(plan) if plan.reductions else SummingColumns(plan)
         return [summing, SumsOfShares(plan)]
-    return [Rows(plan) if plan.reductions else Pointwise(plan)]
+    return [Rows(plan) if plan.has_columns else Pointwise(plan)]
+
+
+def _is_small(value: Expression) -> bool:
+    """Return whether an integer is a constant, a position or a truth value, so that float64 holds
+    as many of them as there are elements."""
+    if isinstance(value, Apply) and value.function == "where":
+        return all(map(_is_small, value.operands[1:]))
+    if isinstance(value, Apply):
+        return value.function == "to_int" and _kind(value.operands[0]) == "bool"
+    if isinstance(value, Constant):
+        return abs(value.value) < 2**20
+    return isinstance(value, (Position, Size))
+
+
+def _kind(value: Expression) -> Kind | None:
+    if isinstance(value, Load):
+        return value.tensor.kind
+    return value.kind if isinstance(value, (Apply, Reduced)) else None

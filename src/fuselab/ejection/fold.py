@@ -19,13 +19,20 @@ def fold(line: str) -> list[str]:
     if end is None:
         name, _, value = line.partition(" = ")
         if not value:
-            name, value = "", line
+            name, value = "", line.strip()
+        returned = "return " * value.startswith("return ")
+        value = value.removeprefix("return ")
+        value, comma = value.removesuffix(","), "," * value.endswith(",")
         parts = _split(value, (" + ", " - ")) or _split(value, (" * ", " / "))
         if not parts:
             return [line]
-        return [f"{name} = (", *(f"{indent}    {part}" for part in parts), f"{indent})"]
+        first = f"{name} = (" if name else f"{indent}{returned}("
+        return [first, *(f"{indent}    {part}" for part in parts), f"{indent}){comma}"]
     begin = _opening(line, end)
     head, body, tail = line[: begin + 1], line[begin + 1 : end], line[end:]
+    is_group = not re.search(r"[\w\])]$", line[:begin]) and not _split(body, (", ",))
+    if is_group:  # a comma would make it a tuple
+        return [head, *fold(f"{indent}    {body}"), f"{indent}{tail}"]
     if len(indent) + 4 + len(body) <= COLUMNS:
         return [head, f"{indent}    {body}", f"{indent}{tail}"]
     items = _split(body, (", ",)) or [body]
@@ -38,18 +45,19 @@ def fold(line: str) -> list[str]:
 
 
 def _closing(line: str) -> int | None:
-    """Return the place of the last closing parenthesis that stands outside all others, if only a
-    method or an attribute follows it."""
+    """Return the place where the longest parentheses close of those that stand outside all others
+    and that only a method or an attribute follows."""
     if not re.search(r"\)[\w.()\[\], :]*$", line):
         return None
-    depth, found = 0, None
+    depth, begin, longest, found = 0, 0, -1, None
     for place, letter in enumerate(line):
+        if letter == "(" and depth == 0:
+            begin = place
         depth += (letter == "(") - (letter == ")")
-        if letter == ")" and depth == 0:
-            found = place
-            if len(line) - place > 40:
-                found = None
-    return found if found is None or " " not in line[found:].strip() else None
+        is_end = len(line) - place <= 40 and " " not in line[place:].strip()
+        if letter == ")" and depth == 0 and is_end and place - begin > longest:
+            longest, found = place - begin, place
+    return found
 
 
 def _opening(line: str, end: int) -> int:

@@ -81,6 +81,15 @@ TRITON_REDUCTIONS: dict[str, tuple[str, str]] = {
 }
 
 
+# For each scan of a tile along its columns; its steps are those of the reductions.
+TRITON_SCANS: dict[str, str] = {
+    "sum": "tl.cumsum({0}, 1)",
+    "amax": "tl.associative_scan({0}, 1, larger)",
+    "amin": "tl.associative_scan({0}, 1, smaller)",
+    "prod": "tl.associative_scan({0}, 1, product)",
+}
+
+
 def triton_neutral(function: str, kind: str) -> str:
     """Return the number that changes no result of a reduction."""
     if kind == "int":

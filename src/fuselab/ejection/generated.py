@@ -87,9 +87,12 @@ def planned(
     EjectError."""
     function = function_of(name, text.replace("{name}", name))
     try:
-        return planned_package(function, examples, {}, name, frozen=frozen)
+        package = planned_package(function, examples, {}, name, frozen=frozen)
     except (AssertionError, DoesNotFitError) as error:
         raise EjectError(f"{name} fits no kernel.") from error
+    if package.captured.written:  # the operator itself writes nothing
+        raise EjectError(f"{name} writes over an argument.")
+    return package
 
 
 def _own_folder() -> Path:

@@ -11,6 +11,7 @@ must be the index at which the kernel computes it, which ties its axes to the ke
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +21,9 @@ from fuselab.ejection.loops import (
     Along,
     Apply,
     Axis,
+    Call,
+    Choice,
+    ChosenAxis,
     Constant,
     Expression,
     Index,
@@ -29,13 +33,17 @@ from fuselab.ejection.loops import (
     Piece,
     Pieces,
     Pointwise,
-    Position,
     Reduced,
     Reduction,
     Regrouped,
+    Scan,
+    Scanned,
+    Size,
     View,
     Window,
+    chosen_axis,
     operands_of,
+    position,
     walk,
 )
 from fuselab.ejection.parts import constant_of, leaves, memory_of, unexpanded
@@ -77,6 +85,14 @@ class Binding:
     def split(self, axis: Axis, outer: sympy.Expr) -> tuple[Axis, Axis]:
         """Split an axis into an outer one of size ``outer`` and the rest."""
         inner = quotient(axis.size, outer)
+        if isinstance(axis, ChosenAxis):
+            by = Constant(int(inner)) if inner.is_number else Size(inner)
+            above = Apply("intdiv", (axis.value, by), "int")
+            below = Apply("sub", (axis.value, Apply("mul", (above, by), "int")), "int")
+            return (
+                chosen_axis(outer, self.hint(outer), above),
+                chosen_axis(inner, self.hint(inner), below),
+            )
         parts = Axis(outer, self.hint(outer)), Axis(inner, self.hint(inner))
         if axis in self.free:
             self.free.update(parts)
@@ -137,6 +153,8 @@ class Binding:
             raise DoesNotFitError
 
     def tie(self, one: Axis, other: Axis) -> None:
+        if isinstance(one, ChosenAxis) or isinstance(other, ChosenAxis):
+            raise DoesNotFitError  # a position that is computed is no loop
         if one in self.free:
             self.bound[one] = (other,)
             self.free.discard(one)
@@ -197,7 +215,7 @@ class Kernel:
     @property
     def has_columns(self) -> bool:
         return bool(self.column_axes) or any(
-            isinstance(member.node, Reduction) for member in self.members
+            isinstance(member.node, (Reduction, Scan)) for member in self.members
         )
 
     def computes(self, node: Node) -> bool:
@@ -250,8 +268,10 @@ class Evaluation:
             if node.function == "same" or (is_one and node.function in ("mul", "div")):
                 return operands[0]
             return Apply(node.function, operands, node.kind)
+        if isinstance(node, Choice):
+            return self.at(node.source, self._chosen(node, index))
         if isinstance(node, Along):
-            return Position(index[node.dim])
+            return position(index[node.dim])
         if isinstance(node, Reduction):
             member = self.members.get(node)
             if member is None:
@@ -259,7 +279,25 @@ class Evaluation:
             kept, at = _kept(node, index), _kept(node, member.index)
             self.binding.unify(at, kept)
             return Reduced(node.function, self.at(node.source, _full(node, member)), node.kind)
-        return Load(node, index)
+        if isinstance(node, Scan):
+            member = self.members.get(node)
+            if member is None:
+                raise DoesNotFitError  # another kernel's, which does not store it
+            self.binding.unify(member.index, index)
+            return Scanned(node.function, self.at(node.source, member.index), node.kind)
+        return _load(node, index)
+
+    def _chosen(self, node: Choice, index: Index) -> Index:
+        """Return the index of the source's element that a choice is at ``index``."""
+        found: list[tuple[Axis, ...]] = []
+        for size, place, kept in zip(node.source.sizes, node.places, node.kept, strict=True):
+            if place is None:
+                assert kept is not None
+                found.append(() if size == 1 else index[kept])
+            else:
+                value = self.at(place, unexpanded(index, place.sizes))
+                found.append((chosen_axis(size, self.binding.hint(size), value),))
+        return tuple(found)
 
     def _loaded(self, tensor: Node, index: Index) -> Load:
         """Return a load of what another kernel has written, never this one."""
@@ -267,7 +305,20 @@ class Evaluation:
         is_part = memory is not tensor or isinstance(memory, Pieces)
         if is_part and any(leaf in self.members for leaf in leaves(memory)):
             raise DoesNotFitError
-        return Load(tensor, index)
+        if isinstance(memory, Call) and any(one in self.members for one in ancestors(memory)):
+            raise DoesNotFitError  # the call runs behind this kernel
+        return _load(tensor, index)
+
+
+def _load(tensor: Node, index: Index) -> Load:
+    """Return a load. A dimension of which a part is computed is computed as a whole."""
+    entries = [
+        (chosen_axis(product(entry), math.prod(axis.hint for axis in entry), position(entry)),)
+        if len(entry) > 1 and any(isinstance(axis, ChosenAxis) for axis in entry)
+        else entry
+        for entry in index
+    ]
+    return Load(tensor, tuple(entries))
 
 
 def _kept(node: Reduction, index: Index) -> Index:
@@ -313,7 +364,8 @@ class Scheduler:
 
     def _take_over(self, node: Reduction, stored: frozenset[Node]) -> bool:
         """Put a reduction along the innermost dimensions, and all that a kernel without reductions
-        computes for it, into one kernel in that one's place; return whether they fit.
+        computes for it or from the same elements, into one kernel in that one's place; return
+        whether they fit.
 
         The reduction has the rows that the results have, so that no program loses work. Its kernel
         reads what the other one reads, and not the results.
@@ -322,7 +374,8 @@ class Scheduler:
         if not node.kept or node.dims != tuple(range(rank - len(node.dims), rank)):
             return False
         sources = [place for place, one in enumerate(self.kernels) if self._reads(node, one)]
-        for place in reversed(sources):
+        beside = [place for place in self._beside(node, stored) if place not in sources]
+        for place in (*reversed(sources), *reversed(beside)):
             kernel = self.kernels[place]
             others = set(sources) - {place}
             if kernel.has_columns or any(self._reaches(other, place) for other in others):
@@ -337,6 +390,18 @@ class Scheduler:
                 self.needs[place] |= others
                 return True
         return False
+
+    def _beside(self, node: Reduction, stored: frozenset[Node]) -> list[int]:
+        """Return the kernels that read an element of a tensor wherever the reduction reads one."""
+        alone = self.joined(Kernel((), (), (), {}), node, stored)
+        if alone is None:
+            return []
+        read = {load.tensor for load in _whole(alone.loads(), alone)}
+        return [
+            place
+            for place, one in enumerate(self.kernels)
+            if any(load.tensor in read for load in _whole(one.loads(), one))
+        ]
 
     def _reads(self, node: Node, kernel: Kernel) -> bool:
         return any(kernel.computes(found) for found in ancestors(node))
@@ -371,6 +436,8 @@ class Scheduler:
         if not kernel.members:
             rows = index[: len(node.sizes)]
             columns = index[len(node.sizes) :]
+            if isinstance(node, Scan):
+                rows, columns = (*rows[: node.dim], *rows[node.dim + 1 :]), (rows[node.dim],)
             joined = Kernel(members, _flat(rows), _flat(columns), binding.bound)
             return self._evaluated(joined, stored)
         self._tie_by_loads(binding, wanted, kernel)
@@ -426,7 +493,10 @@ class Scheduler:
         reduced = binding.resolve(_flat(member.index[rank:]))
         if len(set(own)) != len(own) or len(set(reduced)) != len(reduced):
             raise DoesNotFitError
-        if isinstance(member.node, Reduction):
+        if isinstance(member.node, Scan):
+            along = binding.resolve(member.index[member.node.dim])
+            fits = set(own) == rows | columns and along == kernel.column_axes
+        elif isinstance(member.node, Reduction):
             fits = set(own) == rows and set(reduced) == columns
         else:
             fits = set(own) == rows | columns or (bool(columns) and set(own) == rows)
@@ -449,6 +519,12 @@ class Scheduler:
             names=evaluation.names,
             users_names=frozenset(evaluation.users_names),
         )
+
+
+def _whole(loads: Sequence[Load], kernel: Kernel) -> list[Load]:
+    """Return the loads that have an element for each row and column of the kernel."""
+    axes = {*kernel.row_axes, *kernel.column_axes}
+    return [load for load in loads if set(_flat(load.index)) == axes]
 
 
 def _flat(index: Index) -> tuple[Axis, ...]:
@@ -496,12 +572,16 @@ def schedule(results: Sequence[Node], hints: Mapping[sympy.Symbol, int]) -> list
             (whole if isinstance(memory, Pieces) else wanted).add(memory)
         if not isinstance(node, Piece):
             whole.update(one for one in operands_of(node) if isinstance(one, Pieces))
+        if isinstance(node, Call):
+            for operand in map(memory_of, operands_of(node)):
+                (whole if isinstance(operand, Pieces) else wanted).add(operand)
     wanted |= {leaf for node in whole for leaf in leaves(node) if constant_of(leaf) is None}
+    wanted = {node for node in wanted if not isinstance(node, (Input, Call))}
     scheduler = Scheduler(hints)
     stored: set[Node] = set()
     for node in order:
-        if isinstance(node, Reduction) or node in wanted:
+        if isinstance(node, (Reduction, Scan)) or node in wanted:
             scheduler.add(node, frozenset(stored))
-        if isinstance(node, Reduction) or node in wanted or node in whole:
+        if isinstance(node, (Reduction, Scan, Call)) or node in wanted or node in whole:
             stored.add(node)
     return scheduler.kernels

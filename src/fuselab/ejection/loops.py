@@ -4,7 +4,8 @@ A ``Node`` is a tensor of the graph. It is not computed where it stands: a kerne
 at an index, and the answer is an ``Expression`` of loads and arithmetic. An index has one entry for
 every dimension: the axes whose positions, outermost first, make up the position in the dimension;
 no axis means position 0. Reshaping splits and joins such lists, and no offset is ever computed with
-a division.
+a division. Where an element is chosen by a number that the kernel computes, as a row of an
+embedding is, a ``ChosenAxis`` stands in the index, which is that number and no loop.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ class Axis:
 
     def __repr__(self) -> str:
         return f"a{self.serial}:{self.size}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ChosenAxis(Axis):
+    """A position that a kernel computes, in the place of an axis: the integer ``value``, which is
+    not negative and below ``size``. ``chosen_axis`` makes it."""
+
+    value: Expression = None  # type: ignore[assignment]
 
 
 Index = tuple[tuple[Axis, ...], ...]
@@ -97,13 +106,56 @@ class Reduced(Interned):
     kind: Kind
 
 
-Expression = Load | Constant | Size | Position | Apply | Reduced
+@dataclass(frozen=True, eq=False)
+class Scanned(Interned):
+    """A reduction of an expression over the columns of its kernel up to this one."""
+
+    function: str
+    operand: Expression
+    kind: Kind
+
+
+Expression = Load | Constant | Size | Position | Apply | Reduced | Scanned
+
+
+_chosen: weakref.WeakValueDictionary[Any, ChosenAxis] = weakref.WeakValueDictionary()
+
+
+def chosen_axis(size: sympy.Expr, hint: int, value: Expression) -> ChosenAxis:
+    """Return the axis at whose only position ``value`` is; equal ones are one object."""
+    found = _chosen.get((size, value))
+    if found is None:
+        found = _chosen[size, value] = ChosenAxis(size, hint, value=value)
+    return found
+
+
+def chosen_in(index: Index) -> list[ChosenAxis]:
+    """Return the positions of an index that a kernel computes."""
+    return [axis for entry in index for axis in entry if isinstance(axis, ChosenAxis)]
+
+
+def position(axes: Sequence[Axis]) -> Expression:
+    """Return the position along some axes, outermost first, as a number."""
+    if not any(isinstance(axis, ChosenAxis) for axis in axes):
+        return Position(tuple(axes))
+    total: Expression | None = None
+    for axis in axes:
+        here = axis.value if isinstance(axis, ChosenAxis) else Position((axis,))
+        if total is not None:
+            size = Constant(int(axis.size)) if axis.size.is_number else Size(axis.size)
+            here = Apply("add", (Apply("mul", (total, size), "int"), here), "int")
+        total = here
+    assert total is not None
+    return total
 
 
 def children(expression: Expression) -> tuple[Expression, ...]:
+    """Return what an expression is computed from; of a load, the positions that it computes."""
     if isinstance(expression, Apply):
         return expression.operands
-    return (expression.operand,) if isinstance(expression, Reduced) else ()
+    if isinstance(expression, Load):
+        return tuple(axis.value for axis in chosen_in(expression.index))
+    return (expression.operand,) if isinstance(expression, (Reduced, Scanned)) else ()
 
 
 def walk(
@@ -198,6 +250,17 @@ class Piece(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class Choice(Node):
+    """The elements of ``source`` at computed positions. Along each of its dimensions, either
+    ``places`` has a tensor of integers, which broadcasts to this node, or ``kept`` has the
+    dimension of this node that it is. The integers are not negative and below the size."""
+
+    source: Node = None  # type: ignore[assignment]
+    places: tuple[Node | None, ...] = ()
+    kept: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Along(Node):
     """The position along one dimension of the tensor itself (``torch.arange``)."""
 
@@ -217,8 +280,19 @@ class Reduction(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class Scan(Node):
+    """The reductions of ``source`` along ``dim`` up to each element."""
+
+    function: str = ""
+    source: Node = None  # type: ignore[assignment]
+    dim: int = 0
+
+
+@dataclass(frozen=True, eq=False)
 class Call(Node):
-    """A tensor that PyTorch computes from others, such as a matrix product."""
+    """A tensor that PyTorch computes between two kernels. ``operator`` is the text of the call, in
+    which ``{0}`` stands for the first of ``operands``: a tensor, sizes, a kind in place of a dtype,
+    or a plain value; a tuple may hold tensors and None."""
 
     operator: str = ""
     operands: tuple[object, ...] = ()
@@ -236,12 +310,17 @@ Rearrangement = Callable[[Index, Sequence[sympy.Expr], Splitter], Index]
 
 def operands_of(node: Node) -> tuple[Node, ...]:
     """Return the nodes that a node is computed from."""
-    if isinstance(node, (View, Reduction, Window, Regrouped)):
+    if isinstance(node, (View, Reduction, Scan, Window, Regrouped)):
         return (node.source,)
+    if isinstance(node, Choice):
+        return (node.source, *(place for place in node.places if place is not None))
     if isinstance(node, Pieces):
         return node.parts
     if isinstance(node, Piece):
         return (node.value,)
-    if isinstance(node, (Pointwise, Call)):
+    if isinstance(node, Pointwise):
         return tuple(operand for operand in node.operands if isinstance(operand, Node))
+    if isinstance(node, Call):
+        given = (one if isinstance(one, tuple) else (one,) for one in node.operands)
+        return tuple(one for several in given for one in several if isinstance(one, Node))
     return ()

@@ -6,37 +6,45 @@ PyTorch call between the kernels.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import sympy
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from fuselab.ejection.capture import Captured, is_user_named, source_line, user_name, with_sources
+from fuselab.ejection.capture import Captured, source_line, user_name, with_sources
 from fuselab.ejection.loops import (
     Along,
     Constant,
     Index,
     Input,
-    Kind,
     Node,
     Pointwise,
-    Rearrangement,
     Reduction,
+    Scan,
     Size,
     Splitter,
     View,
 )
-from fuselab.ejection.parts import Parts, exact_size, regrouped, unexpanded
+from fuselab.ejection.parts import regrouped, unexpanded
+from fuselab.ejection.steps import (
+    FxNode,
+    Sizes,
+    arguments_of,
+    at_line,
+    expression_of,
+    inserted,
+    kind_of,
+    number_of,
+)
+from fuselab.ejection.two_steps import in_two_steps
+from fuselab.ejection.windows import Pooling
 from fuselab.errors import EjectError
 
 aten = torch.ops.aten
-Sizes = Sequence[sympy.Expr]
-FxNode = Any  # torch.fx.Node, whose arguments are typed as a union of twenty types
 
 # Operators that are one scalar function, by its name in `functions.py`.
 _POINTWISE: dict[Any, str] = {
@@ -155,52 +163,16 @@ def has_lowering(packet: Any) -> bool:
     return known or hasattr(_Lowering, f"op_{_short(packet)}")
 
 
-def expression_of(size: Any) -> sympy.Expr:
-    """Return a size, an int or a SymInt, as a sympy expression."""
-    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(int(size))
-
-
-def _kind(dtype: torch.dtype) -> Kind:
-    if dtype == torch.bool:
-        return "bool"
-    return "float" if dtype.is_floating_point else "int"
-
-
-def _float32(number: float) -> float:
-    return torch.tensor(number, dtype=torch.float32).item()
-
-
-def as_written(number: Any) -> Any:
-    """Return a float that PyTorch has rounded to float32, as it does the eps of an RMS norm, as the
-    shortest number that rounds to it: 1e-05 for 9.999999747378752e-06. Others stay."""
-    if not isinstance(number, float) or not math.isfinite(number) or _float32(number) != number:
-        return number
-    return next(
-        short
-        for digits in range(1, 18)
-        for short in [float(f"{number:.{digits}g}")]
-        if _float32(short) == number
-    )
-
-
 def constant_tensor(node: FxNode) -> Tensor:
     """Return the tensor behind a ``get_attr`` node."""
     held: Tensor = getattr(node.graph.owning_module, str(node.target))
     return held
 
 
-class _Lowering:
-    def __init__(
-        self, hints: Mapping[sympy.Symbol, int], equal: Mapping[sympy.Symbol, sympy.Expr]
-    ) -> None:
-        self.known: dict[FxNode, Any] = {}
-        self.equal = equal
-        self.hints = hints
-        self.parts = Parts(hints)
-
+class _Lowering(Pooling):
     def input(self, node: FxNode, name: str) -> Input:
         value: Tensor = node.meta["val"]
-        return Input(name, self.sizes_of(node), _kind(value.dtype))
+        return Input(name, self.sizes_of(node), kind_of(value.dtype))
 
     def lower(self, node: FxNode) -> Any:
         target: Any = node.target
@@ -208,7 +180,7 @@ class _Lowering:
         if target is operator.getitem:
             return self.known[node.args[0]][node.args[1]]
         if isinstance(value, (torch.SymFloat, float)):
-            return self.number(node)
+            return self.number_from_sizes(node)
         if isinstance(value, (torch.SymInt, int)):
             return Size(expression_of(value))
         packet = getattr(target, "overloadpacket", target)
@@ -229,97 +201,15 @@ class _Lowering:
         if held.numel() != 1:
             raise EjectError(
                 f"a constant tensor of {held.numel()} elements has no place in a kernel"
-                f"{_at(node)}; make it an argument."
+                f"{at_line(node)}; make it an argument."
             )
         value = Constant(held.item())
         sizes = tuple(map(expression_of, held.shape))
         return Pointwise(
-            "number", sizes, _kind(held.dtype), source_line(node), False, "same", (value,)
+            "number", sizes, kind_of(held.dtype), source_line(node), False, "same", (value,)
         )
 
-    # --- helpers
-
-    def common(self, node: FxNode, name: str | None = None) -> dict[str, Any]:
-        value: Tensor = node.meta["val"]
-        return {
-            "name": name or user_name(node),
-            "sizes": self.sizes_of(node),
-            "kind": _kind(value.dtype),
-            "line": source_line(node),
-            "is_named": is_user_named(node),
-        }
-
-    def value(self, argument: Any) -> Any:
-        if isinstance(argument, fx.Node):
-            if argument in self.known:
-                return self.known[argument]
-            return Size(expression_of(argument.meta["val"]))
-        return Constant(as_written(argument))
-
-    def values(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(map(self.value, arguments))
-
-    def pointwise(self, node: FxNode, function: str, operands: tuple[Any, ...]) -> Node:
-        return self.parts.pointwise(
-            Pointwise(**self.common(node), function=function, operands=operands)
-        )
-
-    def sizes_of(self, node: FxNode) -> tuple[sympy.Expr, ...]:
-        return tuple(self.exact(expression_of(size)) for size in node.meta["val"].shape)
-
-    def exact(self, size: sympy.Expr) -> sympy.Expr:
-        return exact_size(size.subs(self.equal), self.hints)
-
-    def hint(self, size: sympy.Expr) -> int:
-        return int(size.subs(self.hints)) if size.free_symbols else int(size)
-
-    def view(self, node: FxNode, source: Node, index: Rearrangement) -> Node:
-        common = self.common(node)
-        common["name"] = source.name
-        return self.parts.view(View(**common, source=source, index=index))
-
-    def reduction(self, node: FxNode, function: str) -> Node:
-        common = self.common(node)
-        source = self.converted(node, self.known[node.args[0]], common["kind"])
-        dims, keepdim = self.reduced_dims(node)
-        if not dims:
-            return source  # the sum of a 0-d tensor
-        return self.parts.reduction(
-            Reduction(**common, function=function, source=source, dims=dims, keepdim=keepdim)
-        )
-
-    def reduced_dims(self, node: FxNode) -> tuple[tuple[int, ...], bool]:
-        """Return the dimensions that a reduction goes over, and whether they keep size 1."""
-        arguments = _bound(node)
-        rank = len(self.known[node.args[0]].sizes)
-        dims = arguments.get("dim")
-        dims = [dims] if isinstance(dims, int) else dims
-        found = tuple(sorted(dim % rank for dim in dims)) if dims and rank else tuple(range(rank))
-        return found, bool(arguments.get("keepdim", False))
-
-    def converted(self, node: FxNode, source: Node, kind: Kind) -> Node:
-        """Return the elements of ``source`` as numbers of another kind."""
-        if source.kind == kind:
-            return source
-        return self.element(
-            node, f"{source.name}_as_{kind}", source.sizes, kind, f"to_{kind}", source
-        )
-
-    def element(
-        self, node: FxNode, label: str, sizes: Sizes, kind: Kind, function: str, *operands: Any
-    ) -> Node:
-        """Return a scalar function of nodes as a step on the way to ``node``."""
-        return self.parts.pointwise(
-            Pointwise(label, tuple(sizes), kind, source_line(node), False, function, operands)
-        )
-
-    def refuse(self, node: FxNode) -> NoReturn:
-        raise EjectError(
-            f"{node.target} has no generated kernel{_at(node)}; "
-            "eject the parts before and after it."
-        )
-
-    def number(self, node: FxNode) -> Any:
+    def number_from_sizes(self, node: FxNode) -> Any:
         """Return a fractional number that is computed from sizes, such as the N - 1 of a standard
         deviation."""
         target: Any = node.target
@@ -394,16 +284,6 @@ class _Lowering:
             return self.pointwise(node, "trunc", (self.step(node, "quotient", "div", one, other),))
         return self.whole_quotient(node, one, other)
 
-    def step(
-        self, node: FxNode, label: str, function: str, *operands: Any, kind: Kind | None = None
-    ) -> Node:
-        """Return a scalar function with the sizes of ``node`` as a step on the way to it."""
-        common = self.common(node)
-        name = f"{common['name']}_{label}"
-        return self.element(
-            node, name, common["sizes"], kind or common["kind"], function, *operands
-        )
-
     def whole_quotient(self, node: FxNode, one: Any, other: Any) -> Node:
         """Return the quotient of integers, rounded to zero. A divisor 0, at which a processor
         stops, is taken as 1; PyTorch raises an error for it or returns anything."""
@@ -419,9 +299,6 @@ class _Lowering:
         return self.step(
             node, "whole", "where", differ, self.step(node, "", "neg", quotient), quotient
         )
-
-    def as_integers(self, node: FxNode, values: Sequence[Node]) -> list[Node]:
-        return [self.step(node, "bit", "to_int", value, kind="int") for value in values]
 
     def op_floor_divide(self, node: FxNode) -> Node:
         one, other = self.values(node.args[:2])
@@ -548,7 +425,7 @@ class _Lowering:
 
     def extreme(self, node: FxNode, function: str, of_two: str) -> Any:
         """Return the largest or smallest element, with its position where a dimension is given."""
-        arguments = _bound(node)
+        arguments = arguments_of(node)
         if "other" in arguments:
             return self.pointwise(node, of_two, self.values(node.args))
         if "dim" not in arguments:
@@ -566,7 +443,7 @@ class _Lowering:
         """Return the least position of the largest or smallest element; the first NaN's, if there
         is one."""
         source: Node = self.known[node.args[0]]
-        arguments = _bound(node)
+        arguments = arguments_of(node)
         common = {**self.common(node), "is_named": False}
         keepdim = bool(arguments.get("keepdim", False))
         dim = arguments.get("dim")
@@ -591,6 +468,51 @@ class _Lowering:
         place = self.element(node, "place", source.sizes, "int", "where", is_it, position, behind)
         return Reduction(**common, function="amin", source=place, dims=(dim,), keepdim=keepdim)
 
+    # --- running reductions
+
+    def op_cumsum(self, node: FxNode) -> Node:
+        return self.scan(node, "sum", self.as_kind(node, self.known[node.args[0]]))
+
+    def op_cumprod(self, node: FxNode) -> Node:
+        return self.scan(node, "prod", self.as_kind(node, self.known[node.args[0]]))
+
+    def scan(self, node: FxNode, function: str, source: Node) -> Node:
+        """Return the reductions up to each element along a dimension."""
+        common = {**self.common(node), "sizes": source.sizes, "kind": source.kind}
+        if not source.sizes or source.sizes[node.args[1]] == 1:
+            return self.pointwise(node, "same", (source,))
+        dim = node.args[1] % len(source.sizes)
+        return Scan(**common, function=function, source=source, dim=dim)
+
+    def op_cummax(self, node: FxNode) -> tuple[Node, Node]:
+        return self.extreme_so_far(node, "amax")
+
+    def op_cummin(self, node: FxNode) -> tuple[Node, Node]:
+        return self.extreme_so_far(node, "amin")
+
+    def extreme_so_far(self, node: FxNode, function: str) -> tuple[Node, Node]:
+        """Return the largest or smallest element so far, and where the last of them is: the largest
+        position so far at which the element is the extreme one."""
+        source: Node = self.known[node.args[0]]
+        labels = zip(("value", "place"), node.meta["val"], strict=True)
+        value, place = (_Part(node, *one) for one in labels)
+        extreme = self.scan(value, function, source)
+        if not source.sizes:
+            return extreme, self.pointwise(place, "same", (Constant(0),))
+        dim = node.args[1] % len(source.sizes)
+        is_it = self.element(node, "is_it", source.sizes, "bool", "eq", source, extreme)
+        if source.kind == "float":
+            is_nan = self.element(node, "is_nan", source.sizes, "bool", "isnan", source)
+            is_it = self.element(node, "is_it", source.sizes, "bool", "or", is_it, is_nan)
+        position = Along("position", source.sizes, "int", source_line(node), False, dim)
+        none = Constant(0)
+        places = self.element(node, "place", source.sizes, "int", "where", is_it, position, none)
+        return extreme, self.scan(place, "amax", places)
+
+    def op_logcumsumexp(self, node: FxNode) -> Node:
+        source: Node = self.known[node.args[0]]
+        return self.call(node, "torch.logcumsumexp({0}, {1})", source, node.args[1])
+
     # --- elements chosen by an index
 
     def op_gather(self, node: FxNode) -> Node:
@@ -598,6 +520,8 @@ class _Lowering:
         source, index = self.known[node.args[0]], self.known[node.args[2]]
         if not source.sizes:
             return self.pointwise(node, "same", (source,))
+        if index.sizes[node.args[1] % len(source.sizes)] != 1:
+            return self.chosen_along(node)
         common = self.common(node)
         dim, sizes = node.args[1] % len(source.sizes), index.sizes
         wide = (*sizes, source.sizes[dim])
@@ -623,17 +547,20 @@ class _Lowering:
         return self.scattered(node, is_sum=True)
 
     def scattered(self, node: FxNode, is_sum: bool) -> Node:
-        """Return the tensor with one element of each row replaced, or added to."""
+        """Return the tensor with elements replaced, or added to: by a comparison of positions where
+        it is one of each row."""
         target, index = self.known[node.args[0]], self.known[node.args[2]]
-        dim = node.args[1] % max(len(target.sizes), 1)
-        if "reduce" in node.kwargs or not target.sizes or index.sizes[dim] != 1:
+        if "reduce" in node.kwargs or not target.sizes:
             self.refuse(node)
-        others = [size for one, size in enumerate(target.sizes) if one != dim]
-        if others != [size for one, size in enumerate(index.sizes) if one != dim]:
-            self.refuse(node)
+        dim = node.args[1] % len(target.sizes)
         value = self.value(node.args[3])
-        if isinstance(value, Node) and value.sizes != index.sizes:
-            self.refuse(node)
+        others = [size for one, size in enumerate(target.sizes) if one != dim]
+        if (
+            index.sizes[dim] != 1
+            or others != [size for one, size in enumerate(index.sizes) if one != dim]
+            or (isinstance(value, Node) and value.sizes != index.sizes)
+        ):
+            return self.scattered_anywhere(node, "scatter_add_" if is_sum else "scatter_")
         place = Along("place", target.sizes, "int", source_line(node), False, dim)
         is_it = self.element(node, "is_it", target.sizes, "bool", "eq", place, index)
         if is_sum:
@@ -696,7 +623,7 @@ class _Lowering:
         return self.pointwise(node, "not" if is_bool else "invert", self.values(node.args))
 
     def op_arange(self, node: FxNode) -> Node:
-        arguments = _bound(node)
+        arguments = arguments_of(node)
         start, step = (
             self.value(arguments.get(key, at)) for key, at in (("start", 0), ("step", 1))
         )
@@ -713,9 +640,6 @@ class _Lowering:
     def op_fill(self, node: FxNode) -> Node:
         return self.pointwise(node, "same", self.values(node.args[1:2]))
 
-    def as_kind(self, node: FxNode, source: Node) -> Node:
-        return self.converted(node, source, _kind(node.meta["val"].dtype))
-
     def op_convert_element_type(self, node: FxNode) -> Node:
         return self.cast(node, self.known[node.args[0]])
 
@@ -723,7 +647,7 @@ class _Lowering:
         return self.cast(node, self.known[node.args[0]])
 
     def cast(self, node: FxNode, source: Node) -> Node:
-        kind = _kind(node.meta["val"].dtype)
+        kind = kind_of(node.meta["val"].dtype)
         if kind == source.kind:
             return source
         return self.pointwise(node, f"to_{kind}", (source,))
@@ -747,7 +671,7 @@ class _Lowering:
     def moments(self, node: FxNode) -> tuple[Node, Node]:
         """Return variance and mean: the mean of the squared deviations from the mean."""
         source = self.known[node.args[0]]
-        arguments = _bound(node)
+        arguments = arguments_of(node)
         rank = len(source.sizes)
         dims = arguments.get("dim")
         dims = tuple(sorted(dim % rank for dim in dims)) if dims else tuple(range(rank))
@@ -760,7 +684,7 @@ class _Lowering:
         dropped = tuple(size for dim, size in enumerate(source.sizes) if dim not in dims)
 
         def squeezed(of: Node) -> Node:
-            return View(of.name, dropped, "float", of.line, False, of, _insert(dims))
+            return View(of.name, dropped, "float", of.line, False, of, inserted(dims))
 
         return squeezed(variance), squeezed(mean)
 
@@ -780,6 +704,7 @@ class _Lowering:
             label = f"{name}_{label}"
             return Pointwise(label, sizes, "float", line, False, function, operands)
 
+        self.reduced.add((tuple(source.sizes), dims))
         sums = total(source, "total")
         count = self.count(source, dims)
         mean = element("mean", kept, "div", sums, count)
@@ -794,8 +719,8 @@ class _Lowering:
     def op_native_group_norm(self, node: FxNode) -> tuple[Node, Node, Node]:
         source, weight, bias = (arg and self.known[arg] for arg in node.args[:3])
         batch, channels, area, _, eps = self.values(node.args[3:8])
-        groups = expression_of(_number(node.args[6]))
-        batch, channels, area = (expression_of(_number(arg)) for arg in node.args[3:6])
+        groups = expression_of(number_of(node.args[6]))
+        batch, channels, area = (expression_of(number_of(arg)) for arg in node.args[3:6])
         name, line = user_name(node), source_line(node)
         sizes = batch, groups, quotient_of(channels, groups) * area
 
@@ -821,7 +746,7 @@ class _Lowering:
                 result = element("", source.sizes, function, result, along)
 
         def squeezed(of: Node) -> Node:
-            return View(of.name, sizes[:2], "float", line, False, of, _insert((2,)))
+            return View(of.name, sizes[:2], "float", line, False, of, inserted((2,)))
 
         return result, squeezed(mean), squeezed(rstd)
 
@@ -832,7 +757,7 @@ class _Lowering:
         group, the input's gradient is rstd (d - mean(d) - y mean(d y)).
         """
         upstream, source, mean, rstd, weight = (arg and self.known[arg] for arg in node.args[:5])
-        batch, channels, area, groups = (expression_of(_number(arg)) for arg in node.args[5:9])
+        batch, channels, area, groups = (expression_of(number_of(arg)) for arg in node.args[5:9])
         name, line = user_name(node), source_line(node)
         # Of no elements the mean is NaN, and so is eager's gradient of the weight.
         self.parts.require(area - 1, line)
@@ -846,7 +771,9 @@ class _Lowering:
         def rearranged(of: Node, into: Sizes) -> Node:
             return self.parts.view(View(of.name, tuple(into), of.kind, line, False, of, regrouped))
 
-        def total(label: str, of: Node, dims: tuple[int, ...], into: Sizes, keepdim: bool) -> Node:
+        def total(
+            label: str, of: Node, dims: tuple[int, ...], into: Sizes, keepdim: bool
+        ) -> Reduction:
             return Reduction(
                 f"{name}_{label}", tuple(into), "float", line, False, "sum", of, dims, keepdim
             )
@@ -885,8 +812,10 @@ class _Lowering:
         weighted = element("weighted", flat, "mul", of_channels, rearranged(normalised, flat))
         return (
             rearranged(gradient, source.sizes),
-            total("grad_weight", weighted, (0, 2), (channels,), False),
-            total("grad_bias", of_channels, (0, 2), (channels,), False),
+            *(
+                in_two_steps(total(label, of, (0, 2), (channels,), False), self.hint, label)
+                for label, of in (("grad_weight", weighted), ("grad_bias", of_channels))
+            ),
         )
 
     # --- rearrangements
@@ -906,7 +835,7 @@ class _Lowering:
         dims = node.args[1] if len(node.args) > 1 else range(rank)
         dims = [dims] if isinstance(dims, int) else dims
         gone = sorted(dim % rank for dim in dims if source.sizes[dim % rank] == 1)
-        return self.view(node, source, _insert(gone))
+        return self.view(node, source, inserted(gone))
 
     def op_permute(self, node: FxNode) -> Node:
         source = self.known[node.args[0]]
@@ -928,7 +857,7 @@ class _Lowering:
     # --- parts of tensors
 
     def op_slice(self, node: FxNode) -> Node:
-        arguments = _bound(node)
+        arguments = arguments_of(node)
         source: Node = self.known[node.args[0]]
         dim = arguments.get("dim", 0) % len(source.sizes)
         start, step = arguments.get("start"), arguments.get("step", 1)
@@ -939,7 +868,7 @@ class _Lowering:
         """Return where a slice begins, counted from the front."""
         if start is None:
             return sympy.Integer(0)
-        expression = self.exact(expression_of(_number(start)))
+        expression = self.exact(expression_of(number_of(start)))
         hint = self.hint(expression)
         if hint < 0:
             return self.exact(size + expression)
@@ -954,7 +883,7 @@ class _Lowering:
         part = self.parts.cut(source, dim, place, sympy.Integer(1), 1)
         sizes = (*source.sizes[:dim], *source.sizes[dim + 1 :])
         return self.parts.view(
-            View(source.name, sizes, source.kind, source_line(node), False, part, _insert((dim,)))
+            View(source.name, sizes, source.kind, source_line(node), False, part, inserted((dim,)))
         )
 
     def op_unbind(self, node: FxNode) -> tuple[Node, ...]:
@@ -967,7 +896,7 @@ class _Lowering:
 
     def op_split(self, node: FxNode) -> tuple[Node, ...]:
         source: Node = self.known[node.args[0]]
-        dim = _bound(node).get("dim", 0) % len(source.sizes)
+        dim = arguments_of(node).get("dim", 0) % len(source.sizes)
         start: sympy.Expr = sympy.Integer(0)
         parts = []
         for part in node.meta["val"]:
@@ -982,7 +911,7 @@ class _Lowering:
         sources = [self.known[one] for one in node.args[0]]
         rank = len(node.meta["val"].shape)
         dim = (node.args[1] if len(node.args) > 1 else 0) % max(rank, 1)
-        kind = _kind(node.meta["val"].dtype)
+        kind = kind_of(node.meta["val"].dtype)
         sources = [
             self.converted(node, one, kind) for one in sources if len(one.sizes) == rank
         ]  # PyTorch leaves out empty tensors of one dimension
@@ -990,7 +919,7 @@ class _Lowering:
 
     def op_stack(self, node: FxNode) -> Node:
         dim = (node.args[1] if len(node.args) > 1 else 0) % len(node.meta["val"].shape)
-        kind = _kind(node.meta["val"].dtype)
+        kind = kind_of(node.meta["val"].dtype)
         one = sympy.Integer(1)
         sources = []
         for each in node.args[0]:
@@ -1027,7 +956,7 @@ class _Lowering:
         return self.parts.placed(common, dim, start, step, part, around)
 
     def op_slice_scatter(self, node: FxNode) -> Node:
-        arguments = _bound(node)
+        arguments = arguments_of(node)
         around, part = self.known[node.args[0]], self.known[node.args[1]]
         dim = arguments.get("dim", 0) % len(around.sizes)
         return self.within(
@@ -1052,7 +981,7 @@ class _Lowering:
         for place in range(len(amounts) // 2):
             dim = rank - 1 - place
             before, behind = (
-                self.exact(expression_of(_number(one)))
+                self.exact(expression_of(number_of(one)))
                 for one in amounts[2 * place : 2 * place + 2]
             )
             for amount, is_front in ((before, True), (behind, False)):
@@ -1078,14 +1007,15 @@ class _Lowering:
         result: Node = self.known[node.args[0]]
         shifts, dims = node.args[1], node.args[2] if len(node.args) > 2 else []
         if not dims:
-            self.refuse(node)
+            return self.rolled_flat(node, result, number_of(shifts[0]))
         for shift, dim in zip(shifts, dims, strict=True):
             dim %= len(result.sizes)
             size = result.sizes[dim]
-            amount = self.exact(expression_of(_number(shift)))
+            amount = self.exact(expression_of(number_of(shift)))
             hint, size_hint = self.hint(amount), self.hint(size)
             if not 0 < abs(hint) < size_hint:
-                self.refuse(node)
+                result = self.rolled(node, result, dim, number_of(shift))
+                continue
             front = self.exact(size - amount) if hint > 0 else -amount
             parts = [
                 self.parts.cut(result, dim, front, self.exact(size - front), 1),
@@ -1107,7 +1037,7 @@ class _Lowering:
                     found.append(splitter.regroup(axes, (copies, size))[1])
             return tuple(found)
 
-        repeats = [self.exact(expression_of(_number(one))) for one in node.args[1]]
+        repeats = [self.exact(expression_of(number_of(one))) for one in node.args[1]]
         return self.view(node, source, index_of)
 
     def op_view(self, node: FxNode) -> Node:
@@ -1137,33 +1067,5 @@ def _short(packet: Any) -> str:
     return str(getattr(packet, "__name__", packet))
 
 
-def _at(node: FxNode) -> str:
-    line = source_line(node)
-    return f" ({line})" if line else ""
-
-
-def _bound(node: FxNode) -> dict[str, Any]:
-    """Return a node's arguments by their names in the operator's schema."""
-    schema = node.target._schema
-    names = [argument.name for argument in schema.arguments]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-
-
-def _insert(dims: Sequence[int]) -> Rearrangement:
-    """Return the index map that puts dimensions of size 1 back at ``dims``."""
-
-    def index_of(index: Index, *_: Any) -> Index:
-        entries = list(index)
-        for dim in sorted(dims):
-            entries.insert(dim, ())
-        return tuple(entries)
-
-    return index_of
-
-
 def quotient_of(size: sympy.Expr, by: sympy.Expr) -> sympy.Expr:
     return size / by if size.is_number else size // by
-
-
-def _number(argument: Any) -> Any:
-    return argument.meta["val"] if isinstance(argument, fx.Node) else argument

@@ -18,16 +18,19 @@ from fuselab.ejection.capture import (
     definitions_in_kernels,
 )
 from fuselab.ejection.hand_over import with_handed_over
-from fuselab.ejection.kernels import Kernel, schedule, without_floors
-from fuselab.ejection.loops import Input, Node, Pieces, Pointwise
+from fuselab.ejection.kernels import Kernel, in_order, schedule, without_floors
+from fuselab.ejection.loops import Call, Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
-from fuselab.ejection.parts import exact_size, leaves, memory_of
-from fuselab.ejection.plan import KernelPlan, Namer, Sizes, planned
+from fuselab.ejection.parts import behind_calls, exact_size, leaves
+from fuselab.ejection.plan import KernelPlan, Namer, Sizes, kernel_name, planned
 from fuselab.ejection.returned import Returned
 from fuselab.ejection.roundings import coarsest_rounding
 from fuselab.ejection.row_sums import SummingKernel, with_row_sums
 from fuselab.errors import EjectError
 from fuselab.op import dtype_name
+
+# What a contract says of a package with such a call (``FusedOp.nondeterministic``).
+UNORDERED = "on a GPU PyTorch's scatter_add_ adds what goes to one position in any order"
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,19 @@ class Package:
         return wanted and not any(self.returned.needs_gradient)
 
     @property
+    def is_unordered(self) -> bool:
+        """Whether a PyTorch call adds up elements in an order that is not fixed."""
+        nodes = in_order(self.program.results)
+        return any(isinstance(one, Call) and "scatter_add_" in one.operator for one in nodes)
+
+    @property
     def keeps_gradient(self) -> tuple[bool, ...]:
         """Whether each output needs a gradient where the function's does, as all floating outputs
         of an operator do."""
         return tuple(
             needs or not output.meta["val"].is_floating_point() or not self.backward
             for needs, output in zip(
-                self.returned.needs_gradient, self.captured.outputs, strict=True
+                self.captured.needs_gradient, self.captured.outputs, strict=True
             )
         )
 
@@ -100,12 +109,9 @@ class Package:
     @property
     def saved(self) -> tuple[str, ...]:
         """The arguments that the backward reads, or whose sizes or dtypes it needs."""
-        read = {
-            memory_of(operand.node).name
-            for plan in self.backward
-            for operand in plan.loads
-            if operand.node is not None and isinstance(memory_of(operand.node), Input)
-        }
+        held = [operand.node for plan in self.backward for operand in plan.loads if operand.node]
+        held += [node for node in self.program.gradients if isinstance(node, Call)]
+        read = {one.name for node in held for one in behind_calls(node) if isinstance(one, Input)}
         read |= {argument for argument, _ in self.sizes.places.values()}
         read |= {
             name
@@ -133,6 +139,18 @@ class Package:
             and argument.tensor.is_floating_point()
             and argument.name not in self.frozen
         )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the function returns what the operator does: nothing is written over, and every
+        output has its gradient."""
+        return self.returned.is_plain and all(self.keeps_gradient) and not self.captured.written
+
+    def advice(self, name: str) -> str:
+        """Return what to do where a gradient of a frozen argument is asked for."""
+        if name in self.captured.written:
+            return "it is written over; detach it"
+        return "eject it with this argument requiring one"
 
     @property
     def widest(self) -> torch.dtype | None:
@@ -168,13 +186,16 @@ class Package:
             for symbol, count in bound.items():
                 name = self.sizes.names[symbol]
                 found[name] = max(found.get(name, 0), count)
+        if self.captured.written:  # PyTorch leaves running statistics as they are where x is empty
+            for name in self.sizes.names.values():
+                found.setdefault(name, 1)
         return found
 
     def result_name(self, node: Node, plans: Sequence[KernelPlan]) -> str:
         """Return the name of the tensor that holds a result in the launcher of ``plans``."""
         if node in self.program.outputs:
             return self.output_names[self.program.outputs.index(node)]
-        if isinstance(node, Pieces):
+        if isinstance(node, (Pieces, Call)):
             return self.names[node]
         for plan in plans:
             for operand in plan.stored:
@@ -220,11 +241,12 @@ def planned_package(
     taken = {"compute", "swept", "sweeps", "needs", "name", "torch", "Tensor", name}
     taken |= {argument.name for argument in captured.arguments} | set(sizes.names.values())
     output_names = formulas.returned.names(taken)
+    output_names += tuple(f"new_{argument}" for argument in captured.written)
     upstream = [one for one in _upstream_names(captured, output_names) if one is not None]
     program = _each_of_its_own(lower(captured, upstream), output_names, captured)
     names: dict[Node, str] = dict(zip(program.outputs, output_names, strict=True))
     kernels = list(map(SummingKernel, _ordered(schedule(program.outputs, captured.hints))))
-    forward = _plans(name, kernels, program.outputs, captured, sizes, names)
+    forward = _plans(kernel_name(name), kernels, program.outputs, captured, sizes, names)
     for argument, gradient in zip(captured.arguments, program.gradients, strict=True):
         if gradient is not None:
             names.setdefault(gradient, f"grad_{argument.name}")
@@ -240,7 +262,7 @@ def planned_package(
         cpp_backward = _plans(label, cpp_kernels, gradients, captured, sizes, names)
     joined = with_row_sums(ordered, to_pointwise=True)
     triton_backward = _plans(label, joined, gradients, captured, sizes, names)
-    return Package(
+    package = Package(
         captured,
         formulas,
         program,
@@ -251,8 +273,14 @@ def planned_package(
         triton_backward,
         names,
         output_names,
-        frozenset(frozen),
+        frozenset({*frozen, *captured.written}),
     )
+    if package.backward and (both := {*package.saved} & {*captured.written}):
+        raise EjectError(
+            f"the backward of {name} reads {' and '.join(sorted(both))}, which the forward writes "
+            "over; let it return the new value."
+        )
+    return package
 
 
 def _refuse_lost_rounding(captured: Captured) -> None:
@@ -290,7 +318,7 @@ def _least(size: sympy.Expr) -> dict[sympy.Symbol, int] | None:
 def _upstream_names(captured: Captured, outputs: Sequence[str]) -> tuple[str | None, ...]:
     if len(outputs) == 1:
         return ("grad_output",)
-    needs = zip(outputs, captured.returned.needs_gradient, strict=True)
+    needs = zip(outputs, captured.needs_gradient, strict=True)
     return tuple(f"grad_{name}" if need else None for name, need in needs)
 
 
@@ -302,7 +330,8 @@ def _each_of_its_own(program: Program, outputs: Sequence[str], captured: Capture
         seen: list[Node] = []
         found: list[Node | None] = []
         for node, name in zip(results, names, strict=True):
-            if node is not None and (node in seen or isinstance(node, Input)):
+            is_held = isinstance(node, Input) or (isinstance(node, Call) and names is outputs)
+            if node is not None and (node in seen or is_held):
                 node = Pointwise(name, node.sizes, node.kind, "", False, "same", (node,))
             if node is not None:
                 seen.append(node)
@@ -327,7 +356,8 @@ def _plans(
 ) -> tuple[KernelPlan, ...]:
     """Return the kernels, which compute ``results``, with their names, and add the names of what
     they store to ``names``."""
-    loaded = [memory_of(load.tensor) for one in kernels for load in one.kernel.loads()]
+    read = [load.tensor for one in kernels for load in one.kernel.loads()]
+    loaded = [one for node in (*read, *results) for one in behind_calls(node)]
     needed = {leaf for node in (*results, *loaded) for leaf in leaves(node)}
     names.update(_names_between(needed, [*results, *loaded], names, captured, sizes))
     plans: list[KernelPlan] = []
@@ -370,10 +400,11 @@ def _ordered(kernels: Sequence[Kernel]) -> list[Kernel]:
         if kernel in order:
             return
         for load in kernel.loads():
-            for leaf in leaves(memory_of(load.tensor)):
-                maker = makers.get(leaf)
-                if maker is not None and maker is not kernel:
-                    visit(maker)
+            for one in behind_calls(load.tensor):
+                for leaf in leaves(one):
+                    maker = makers.get(leaf)
+                    if maker is not None and maker is not kernel:
+                        visit(maker)
         order.append(kernel)
 
     for kernel in kernels:

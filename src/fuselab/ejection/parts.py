@@ -9,7 +9,7 @@ whole. The zeros around the gradient of a slice are such a part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,8 @@ import torch
 from fuselab.ejection.loops import (
     Along,
     Axis,
+    Call,
+    Choice,
     Constant,
     Index,
     Input,
@@ -28,15 +30,37 @@ from fuselab.ejection.loops import (
     Pointwise,
     Reduction,
     Regrouped,
+    Scan,
     Size,
     Splitter,
     View,
     Window,
+    operands_of,
 )
 
 ZERO, ONE = sympy.Integer(0), sympy.Integer(1)
 MOST_PARTS = 32  # kernels for more would be slower than one that copies
 Region = tuple[sympy.Expr, int, sympy.Expr]  # start, step, length
+
+
+class Floored(sympy.Function):  # type: ignore[misc]  # sympy has no types
+    """A whole division that is meant to lose the remainder, such as the number of windows in a
+    dimension; nothing has to divide for it."""
+
+    is_integer = True
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, one: sympy.Expr, by: sympy.Expr) -> sympy.Expr | None:
+        """Return the quotient of numbers."""
+        if one.is_Integer and by.is_Integer:
+            return sympy.Integer(int(one) // int(by))
+        return None
+
+
+def floored(size: sympy.Expr) -> dict[sympy.Expr, sympy.Expr]:
+    """Return what to replace each whole division of a size by where it may lose a remainder."""
+    return {part: Floored(*part.args) for part in sympy.preorder_traversal(size) if _divides(part)}
 
 
 def exact_size(size: sympy.Expr, hints: Mapping[sympy.Symbol, int]) -> sympy.Expr:
@@ -160,6 +184,8 @@ class Parts:
             found = self._cut_view(source, dim, start, length, step)
             if found is not None:
                 return found
+        if isinstance(source, Choice):
+            return self._cut_choice(source, dim, start, length, step)
         if isinstance(source, Along):
             if dim != source.dim:
                 return replace(source, sizes=sizes)
@@ -173,12 +199,29 @@ class Parts:
             along = source.kept[dim] if not source.keepdim else dim
             part = self.cut(source.source, along, start, length, step)
             return self.reduction(replace(source, sizes=sizes, source=part))
+        if isinstance(source, Scan) and dim != source.dim:
+            part = self.cut(source.source, dim, start, length, step)
+            return replace(source, sizes=sizes, source=part)
         if isinstance(source, Pieces):
             cut = self._cut_pieces(source, dim, start, length, step)
             if cut is not None:
                 return cut
         return Window(source.name, sizes, source.kind, source.line, source=source, dim=dim,
                       start=start, step=step)  # fmt: skip
+
+    def _cut_choice(
+        self, choice: Choice, dim: int, start: sympy.Expr, length: sympy.Expr, step: int
+    ) -> Node:
+        from_end = len(choice.sizes) - dim
+        places = tuple(
+            self._cut_operand(place, from_end, start, length, step) for place in choice.places
+        )
+        source = choice.source
+        for of_source, kept in enumerate(choice.kept):
+            if kept == dim and choice.places[of_source] is None and source.sizes[of_source] != 1:
+                source = self.cut(source, of_source, start, length, step)
+        sizes = _with(choice.sizes, dim, length)
+        return replace(choice, sizes=sizes, source=source, places=places)
 
     def _cut_view(
         self, view: View, dim: int, start: sympy.Expr, length: sympy.Expr, step: int
@@ -507,6 +550,16 @@ def memory_of(tensor: Node) -> Node:
     while isinstance(tensor, (Window, Regrouped)):
         tensor = tensor.source
     return tensor
+
+
+def behind_calls(tensor: Node) -> Iterator[Node]:
+    """Yield the tensor in memory that ``tensor`` is or lies in; for a PyTorch call's result, first
+    those that it is computed from, and so on."""
+    memory = memory_of(tensor)
+    if isinstance(memory, Call):
+        for operand in operands_of(memory):
+            yield from behind_calls(operand)
+    yield memory
 
 
 def leaves(node: Node) -> tuple[Node, ...]:

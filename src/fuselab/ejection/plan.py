@@ -23,14 +23,17 @@ from fuselab.ejection.kernels import Kernel, product
 from fuselab.ejection.loops import (
     Apply,
     Axis,
+    ChosenAxis,
     Expression,
     Index,
     Load,
     Node,
     Position,
     Reduced,
+    Scanned,
     Size,
     children,
+    chosen_in,
     walk,
 )
 
@@ -51,16 +54,47 @@ _TAKEN = {
 }
 
 
+# The device functions of ``runtime/triton_loops.py`` that kernels call.
+KERNEL_FUNCTIONS = (
+    "add_rows",
+    "block_of_columns",
+    "block_of_rows",
+    "larger",
+    "load",
+    "load_partials",
+    "numel",
+    "offset",
+    "partials_of_turn",
+    "product",
+    "share_of_columns",
+    "share_of_rows",
+    "smaller",
+    "store_partial",
+    "store_share",
+    "sum_of_shares",
+    "tile",
+    "turn_of_rows",
+)
+
+
 @dataclass(frozen=True)
 class Operand:
     """A tensor of a kernel: its name there, the node, and its dimensions in names of axes. For a
-    ``position`` there is no tensor: the value is the position along the axes."""
+    ``position`` there is no tensor: the value is the position along the axes. ``steps`` are the
+    names of the strides of the dimensions along which the kernel computes the position."""
 
     name: str
     node: Node | None
     index: Index
     pattern: str
     is_stored: bool = False
+    steps: tuple[str, ...] = ()
+
+    @property
+    def chosen(self) -> tuple[tuple[Expression, str], ...]:
+        """The positions that the kernel computes, each with the name of its stride."""
+        values = (axis.value for axis in chosen_in(self.index))
+        return tuple(zip(values, self.steps, strict=True))
 
 
 @dataclass(frozen=True)
@@ -92,9 +126,24 @@ class KernelPlan:
         return tuple(operand for operand in self.operands if operand.is_stored)
 
     @property
+    def steps(self) -> tuple[str, ...]:
+        """The names of the strides that kernels take as numbers, behind ``numbers``."""
+        return tuple(step for operand in self.operands for step in operand.steps)
+
+    @property
     def reductions(self) -> tuple[Reduced, ...]:
         found = walk(list(self.stores.values()))
         return tuple(one for one in found if isinstance(one, Reduced))
+
+    @property
+    def scans(self) -> tuple[Scanned, ...]:
+        found = walk(list(self.stores.values()))
+        return tuple(one for one in found if isinstance(one, Scanned))
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether programs sweep over the columns of rows, to reduce or to scan them."""
+        return bool(self.reductions or self.scans)
 
     def depth(self, expression: Expression) -> int:
         """Return how many reductions come one after the other before the value is known."""
@@ -110,18 +159,29 @@ class KernelPlan:
         return self._axes[expression]
 
     def _axes_of(self, expression: Expression) -> frozenset[Axis]:
-        if isinstance(expression, Load):
-            return frozenset(axis for axes in expression.index for axis in axes)
         if isinstance(expression, Position):
             return frozenset(expression.axes)
         below: frozenset[Axis] = frozenset().union(*map(self.axes_of, children(expression)))
         if isinstance(expression, Reduced):
             return below - set(self.kernel.column_axes)
+        if isinstance(expression, Scanned):
+            return below.union(self.kernel.column_axes)
+        if isinstance(expression, Load):
+            return below.union(*expression.index) - set(chosen_in(expression.index))
         return below
 
 
 # What emitted code puts behind the name of an operand or of a value.
-SUFFIXES = ("_row", "_offset", "_pointer", "_so_far", "_strides", "_row_strides", "_column_strides")
+SUFFIXES = (
+    *("_row", "_offset", "_terms", "_pointer", "_so_far"),
+    *("_strides", "_row_strides", "_column_strides"),
+)
+
+
+def kernel_name(name: str) -> str:
+    """Return the name of an operator's first kernel: the operator's own, unless kernels use it for
+    something else."""
+    return f"{name}_kernel" if name in _TAKEN or name in KERNEL_FUNCTIONS else name
 
 
 class Namer:
@@ -223,12 +283,23 @@ class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
         one, other = expr.args
         return f"({self.parenthesize(one, 50)} // {self.parenthesize(other, 51)})"
 
+    def _print_Floored(self, expr: sympy.Expr) -> str:  # noqa: N802
+        return str(self._print_FloorDiv(expr))
+
+    def _print_Min(self, expr: sympy.Expr) -> str:  # noqa: N802
+        return f"min({', '.join(map(self._print, expr.args))})"
+
+    def _print_Max(self, expr: sympy.Expr) -> str:  # noqa: N802
+        return f"max({', '.join(map(self._print, expr.args))})"
+
     def _print_ToFloat(self, expr: sympy.Expr) -> str:  # noqa: N802
         return str(self.parenthesize(expr.args[0], 50))
 
     def _print_FloatTrueDiv(self, expr: sympy.Expr) -> str:  # noqa: N802
         one, other = expr.args
         return f"({self.parenthesize(one, 50)} / {self.parenthesize(other, 51)})"
+
+    _print_IntTrueDiv = _print_FloatTrueDiv  # noqa: N815
 
     def _print_floor(self, expr: sympy.Expr) -> str:
         one, other = expr.args[0].as_numer_denom()
@@ -255,20 +326,40 @@ def planned(
     numbers_of_columns: set[Size] = set()
 
     def pattern(index: Index) -> str:
-        dims = [" ".join(axis_names[axis] for axis in entry) or "1" for entry in index]
+        dims = [" ".join(map(axis_name, entry)) or "1" for entry in index]
         return " ".join(f"({dim})" if " " in dim else dim for dim in dims)
+
+    def axis_name(axis: Axis) -> str:
+        return "?" if isinstance(axis, ChosenAxis) else axis_names[axis]
+
+    def steps(operand: str, index: Index) -> tuple[str, ...]:
+        dims = [dim for dim, entry in enumerate(index) if chosen_in((entry,))]
+        return tuple(
+            namer.name(f"{operand}_step" if len(dims) == 1 else f"{operand}_step_{dim}")
+            for dim in dims
+        )
 
     expressions = list(walk(list(values.values())))
     for one in expressions:
         if isinstance(one, Load):
             operand = namer.name(tensor_names.get(one.tensor, one.tensor.name))
             value_names[one] = operand
-            operands.append(Operand(operand, one.tensor, one.index, pattern(one.index)))
+            operands.append(
+                Operand(
+                    operand,
+                    one.tensor,
+                    one.index,
+                    pattern(one.index),
+                    steps=steps(operand, one.index),
+                )
+            )
         elif isinstance(one, Position):
             operand = namer.name(f"{'_'.join(axis_names[axis] for axis in one.axes)}_position")
             value_names[one] = operand
             operands.append(Operand(operand, None, (one.axes,), pattern((one.axes,))))
-        elif isinstance(one, Size) and one.size == product(kernel.column_axes):
+        elif (
+            isinstance(one, Size) and kernel.column_axes and one.size == product(kernel.column_axes)
+        ):
             numbers_of_columns.add(one)
         elif isinstance(one, Size) and not one.size.is_number:
             words = re.sub(r"\W+", "_", sizes.text(one.size)).strip("_")
@@ -302,6 +393,8 @@ def _wanted_names(
     for one in expressions:
         if isinstance(one, Reduced):
             found[one] = names.get(one, {"sum": "total"}.get(one.function, one.function))
+        elif isinstance(one, Scanned):
+            found[one] = names.get(one, f"running_{one.function}")
         elif isinstance(one, Apply) and (uses[one] > 1 or one in kernel.users_names):
             found[one] = names.get(one, one.function)
     return found

@@ -30,13 +30,14 @@ from fuselab.ejection.groups import ARRANGING, groups_worth_a_kernel
 from fuselab.ejection.kernels import DoesNotFitError
 from fuselab.ejection.package import Package, planned_package
 from fuselab.ejection.plan import Namer, Sizes, printed
+from fuselab.ejection.written import updated_statistics
 from fuselab.errors import EjectError
 
 # Calls that cost more than the memory that they touch; libraries compute them.
 HEAVY = frozenset(
     (
         "addbmm", "addmm", "addmv", "baddbmm", "bilinear", "bmm", "conv1d", "conv2d", "conv3d",
-        "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "dot", "einsum", "embedding",
+        "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "dot", "einsum",
         "embedding_bag", "linear", "matmul", "mm", "mv", "outer", "scaled_dot_product_attention",
         "tensordot",
     )
@@ -213,11 +214,20 @@ class _Cutter:
     @cached_property
     def before(self) -> dict[fx.Node, set[fx.Node]]:
         """The calls that have to run before each call: its operands, and for a call that draws
-        random numbers or writes to a tensor, the one before it."""
+        random numbers or writes to a tensor, the one before it. A call that updates running
+        statistics comes after those that read them before, and before those that do so later."""
         found: dict[fx.Node, set[fx.Node]] = {}
         last: fx.Node | None = None
+        users: dict[fx.Node, list[fx.Node]] = {}
+        updated: dict[fx.Node, fx.Node] = {}
         for node in self.calls:
             found[node] = {one for one in node.all_input_nodes if one in found}
+            found[node].update(updated[one] for one in node.all_input_nodes if one in updated)
+            for one in updated_statistics(node):
+                found[node].update(users.get(one, ()))
+                updated[one] = node
+            for one in node.all_input_nodes:
+                users.setdefault(one, []).append(node)
             if _keeps_its_place(node):
                 if last is not None:
                     found[node].add(last)

@@ -22,8 +22,12 @@ from fuselab.ejection.loops import (
     Position,
     Reduced,
     Reduction,
+    Scan,
+    Scanned,
+    children,
     walk,
 )
+from fuselab.ejection.parts import behind_calls
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ def with_row_sums(kernels: Sequence[Kernel], to_pointwise: bool = False) -> list
 
 def _reads(kernel: Kernel, others: Sequence[SummingKernel]) -> bool:
     """Return whether a kernel reads what one of the others computes."""
-    tensors = {load.tensor for load in kernel.loads()}
+    tensors = {one for load in kernel.loads() for one in behind_calls(load.tensor)}
     return any(member.node in tensors for one in others for member in one.kernel.members)
 
 
@@ -63,6 +67,8 @@ def _joined(one: SummingKernel, sums: Kernel, to_pointwise: bool) -> SummingKern
     terms = {node: value.operand for node, value in sums.values.items() if _is_sum(value)}
     if len(terms) < len(sums.members) or any(load.tensor in one.sums for load in sums.loads()):
         return None
+    if any(isinstance(member.node, Scan) for member in kernel.members):
+        return None  # which goes over the columns of a row in their order
     axes = _same_axes(sums, kernel)
     kept = {axes.get(axis) for axis in sums.row_axes}
     summed = {axes.get(axis) for axis in sums.column_axes}
@@ -132,13 +138,15 @@ def _rewritten(
             if index != computed[one.tensor].index[: len(index)]:
                 return None
             found[one] = kernel.values[one.tensor]
+        elif isinstance(one, Load) and children(one):
+            return None  # at a position that the kernel computes
         elif isinstance(one, Load):
             found[one] = Load(one.tensor, mapped(one.index))
         elif isinstance(one, Position):
             found[one] = Position(*mapped((one.axes,)))
         elif isinstance(one, Apply):
             found[one] = Apply(one.function, tuple(found[each] for each in one.operands), one.kind)
-        elif isinstance(one, Reduced):
+        elif isinstance(one, (Reduced, Scanned)):
             return None
         else:
             found[one] = one

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from fuselab.ejection.fold import fold
-from fuselab.ejection.functions import TRITON, TRITON_REDUCTIONS, triton_neutral
+from fuselab.ejection.functions import TRITON, TRITON_REDUCTIONS, TRITON_SCANS, triton_neutral
 from fuselab.ejection.loops import (
     Apply,
     Constant,
@@ -16,6 +16,7 @@ from fuselab.ejection.loops import (
     Load,
     Position,
     Reduced,
+    Scanned,
     Size,
     walk,
 )
@@ -129,13 +130,24 @@ class Function:
 
     def address(self, operand: Operand) -> str:
         """Return the text of the operand's addresses."""
-        return " + ".join(filter(None, (self.pointer(operand), self.place(operand))))
+        places = (self.place(operand), *self.chosen_places(operand))
+        return " + ".join(filter(None, (self.pointer(operand), *places)))
 
-    def loaded(self, operand: Operand) -> str:
+    def chosen_places(self, operand: Operand) -> list[str]:
+        """Return the texts of the offsets that the kernel computes itself."""
+        texts = []
+        for value, step in operand.chosen:
+            text = self.value(value)
+            if isinstance(value, Apply) and value not in self.known:
+                text = self.named(value, text)
+            texts.append(f"{text} * {step}")
+        return texts
+
+    def loaded(self, operand: Operand, one: Load) -> str:
         """Return the text of the operand's elements."""
-        if self.place(operand):
+        if self.place(operand) or self.plan.axes_of(one):
             return f"load({self.address(operand)}, is_row, is_column)"
-        return f"tl.load({self.pointer(operand)})"
+        return f"tl.load({self.address(operand)})"
 
     def mask(self, operand: Operand) -> str:
         """Return the text of the mask of the operand's elements; empty for a single element."""
@@ -150,6 +162,8 @@ class Function:
                 self.load(one)
             elif isinstance(one, Reduced):
                 self.reduce(one)
+            elif isinstance(one, Scanned):
+                self.scan(one)
             elif isinstance(one, Apply) and one in self.plan.value_names:
                 name = self.plan.value_names[one]
                 self.write(f"{name} = {self.formula(one)}")
@@ -161,12 +175,15 @@ class Function:
         if isinstance(one, Position):
             self.write(f"{name} = {self.place(operand) or 0}")
         else:
-            loaded = self.loaded(operand)
+            loaded = self.loaded(operand, one)
             cast = {"float": ".to(COMPUTE)", "bool": " != 0"}.get(one.tensor.kind, "")
             self.write(f"{name} = {loaded}{cast}")
         self.known[one] = name
 
     def reduce(self, one: Reduced) -> None:
+        raise NotImplementedError
+
+    def scan(self, one: Scanned) -> None:
         raise NotImplementedError
 
     def value(self, one: Expression) -> str:
@@ -290,7 +307,7 @@ class Pointwise(Function):
     def sizes(self) -> list[str]:
         return [
             "    # the sizes of the loops, outermost first, and the strides of each tensor in them",
-            *listed([*self.plan.numbers.values(), "sizes"]),
+            *listed([*self.plan.numbers.values(), *self.plan.steps, "sizes"]),
         ]
 
     def strides(self) -> list[str]:
@@ -350,7 +367,7 @@ class Rows(Function):
             "    # what programs that share rows leave for the next sweep",
             "    partials_pointer,",
             "    # the sizes of the loops, outermost first, and the strides of each tensor in them",
-            *listed([*self.plan.numbers.values(), "row_sizes", "column_sizes"]),
+            *listed([*self.plan.numbers.values(), *self.plan.steps, "row_sizes", "column_sizes"]),
         ]
 
     def strides(self) -> list[str]:
@@ -376,14 +393,16 @@ class Rows(Function):
             parts.append(f"offset(column, {operand.name}_column_strides)")
         return " + ".join(parts)
 
-    def loaded(self, operand: Operand) -> str:
-        if not self.has(operand, self.column_axes) and self.on_rows(operand):
+    def loaded(self, operand: Operand, one: Load) -> str:
+        axes = self.plan.axes_of(one)
+        if not axes & self.column_axes and axes & self.row_axes:
             return f"tl.load({self.address(operand)}, is_row)"
-        return super().loaded(operand)
+        return super().loaded(operand, one)
 
     def address(self, operand: Operand) -> str:
         if self.has_row_pointer(operand):
-            return f"{operand.name}_row + offset(column, {operand.name}_column_strides)"
+            places = f"offset(column, {operand.name}_column_strides)", *self.chosen_places(operand)
+            return " + ".join((f"{operand.name}_row", *places))
         return super().address(operand)
 
     def has_row_pointer(self, operand: Operand) -> bool:
@@ -423,7 +442,7 @@ class Rows(Function):
         on_columns = self.stored(True)
         if on_columns and not self.stores_in_last_reduction:
             self.space()
-            self.open_sweep()
+            self.open_sweep(self.values_of(on_columns))
             self.store_all(on_columns)
             self.indent -= 1
         # Stores to rows come last: a store ends what the compiler knows of loaded elements.
@@ -447,7 +466,9 @@ class Rows(Function):
             dtype = "tl.int64" if one.kind == "int" else "COMPUTE"
             neutral = triton_neutral(one.function, one.kind)
             self.write(f"{name} = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), {neutral}, {dtype})")
-        self.open_sweep()
+        stores_here = depth == self.depth and self.stores_in_last_reduction
+        stored = self.values_of(self.stored(True)) if stores_here else []
+        self.open_sweep([*(one.operand for one in reduced), *stored])
         outer = dict(self.known)
         self.define([one.operand for one in reduced])
         for one, name in zip(reduced, names, strict=True):
@@ -455,14 +476,17 @@ class Rows(Function):
             operand = self.term(one)
             added = f"{name} += {operand}" if one.function == "sum" else ""
             self.write(added or f"{name} = {step.format(name, operand)}")
-        if depth == self.depth and self.stores_in_last_reduction:
+        if stores_here:
             self.store_all(self.stored(True))
         self.known = outer
         self.indent -= 2
         self.write("else:")
         shared = "BLOCK_ROWS, PARTS"
-        for number, name in enumerate(names, place):
-            self.write(f"    {name} = load_partials({self.partials}, {number}, {shared})")
+        has_integers = any(one.kind == "int" for one in self.plan.reductions)
+        for number, (one, name) in enumerate(zip(reduced, names, strict=True), place):
+            kind = "tl.int64" if one.kind == "int" else "COMPUTE"
+            cast = f".to({kind})" if has_integers else ""
+            self.write(f"    {name} = load_partials({self.partials}, {number}, {shared}){cast}")
         for one, name in zip(reduced, names, strict=True):
             _, total = TRITON_REDUCTIONS[one.function]
             self.write(f"{name} = {total.format(name)}")
@@ -476,7 +500,7 @@ class Rows(Function):
         """Write what ends the program in the launch of a sweep."""
         self.write("    return")
 
-    def term(self, one: Reduced) -> str:
+    def term(self, one: Reduced | Scanned) -> str:
         """Return the text of what a tile adds to a reduction. Integers have 64 bits, in which a
         neutral element beyond 32 bits fits."""
         value = self.value(one.operand)
@@ -495,7 +519,24 @@ class Rows(Function):
             and found in self.plan.value_names
         ]
 
-    def open_sweep(self) -> None:
+    def scan(self, one: Scanned) -> None:
+        """Write what a running reduction is at the columns of a block, from what it was before."""
+        name, step = self.plan.value_names[one], TRITON_REDUCTIONS[one.function]
+        self.write(f"{name}_terms = {self.term(one)}")
+        own = TRITON_SCANS[one.function].format(f"{name}_terms")
+        self.write(f"{name} = {step[0].format(f'{name}_so_far', own)}")
+        whole = step[1].format(f"{name}_terms")
+        self.write(f"{name}_so_far = {step[0].format(f'{name}_so_far', whole)}")
+        self.known[one] = name
+
+    def open_sweep(self, values: Sequence[Expression]) -> None:
+        """Open the loop over the columns in which ``values`` are computed."""
+        for one in walk(values, self.known):
+            if isinstance(one, Scanned):
+                dtype = "tl.int64" if one.kind == "int" else "COMPUTE"
+                neutral = triton_neutral(one.function, one.kind)
+                name = self.plan.value_names[one]
+                self.write(f"{name}_so_far = tl.full((BLOCK_ROWS, 1), {neutral}, {dtype})")
         self.write("for block in range(first, end):")
         self.indent += 1
         self.write(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from fuselab.ejection.loops import Expression, children
+from fuselab.ejection.loops import Expression, Load, children
 from fuselab.ejection.plan import KernelPlan, Operand
 from fuselab.ejection.triton_functions import Function, Rows, listed
 
@@ -86,8 +86,9 @@ class SummingRows(_Summing):
         self.start_sums()
         self.open_rows()
         count = len(self.plan.reductions)
+        self.write("if PARTS > 1:")
         self.write(
-            f"turn_partials = partials_of_turn("
+            f"    turn_partials = partials_of_turn("
             f"partials_pointer, turn - first_turn, {count}, BLOCK_ROWS, PARTS)"
         )
         self.row_pointers()
@@ -132,7 +133,7 @@ class SummingColumns(_Summing):
         return [
             *self.workspaces(),
             "    # the sizes of the loops, outermost first, and the strides of each tensor in them",
-            *listed([*self.plan.numbers.values(), "row_sizes", "column_sizes"]),
+            *listed([*self.plan.numbers.values(), *self.plan.steps, "row_sizes", "column_sizes"]),
         ]
 
     def body(self) -> None:
@@ -171,10 +172,11 @@ class SummingColumns(_Summing):
             visit(value)
         return found
 
-    def loaded(self, operand: Operand) -> str:
-        if not self.on_rows(operand) and self.has(operand, self.column_axes):
+    def loaded(self, operand: Operand, one: Load) -> str:
+        axes = self.plan.axes_of(one)
+        if not axes & self.row_axes and axes & self.column_axes:
             return f"load({self.address(operand)}, is_column, is_column)"
-        return super().loaded(operand)
+        return super().loaded(operand, one)
 
     def store(self, operand: Operand) -> None:
         if operand in self.sums:

@@ -7,16 +7,17 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import sympy
 from torch import Tensor, nn
 
 from fuselab.ejection import emit_cpp, emit_cuda, emit_triton
 from fuselab.ejection.fold import formatted
 from fuselab.ejection.held import Held
-from fuselab.ejection.loops import Node
-from fuselab.ejection.lower import expression_of
-from fuselab.ejection.package import Package
-from fuselab.ejection.parts import memory_of
+from fuselab.ejection.loops import Call, Node
+from fuselab.ejection.package import UNORDERED, Package
+from fuselab.ejection.parts import behind_calls
 from fuselab.ejection.plan import KernelPlan
+from fuselab.ejection.steps import expression_of
 from fuselab.ejection.write_cases import smaller_shapes
 from fuselab.ejection.write_gradient import gradient_text, unpacked_upstream, upstream_type
 from fuselab.ejection.write_init import init_text
@@ -36,8 +37,7 @@ def package_files(package: Package) -> dict[str, str]:
         **kernel_files(package, LANGUAGES),
     }
     if isinstance(package.captured.function, nn.Module):
-        importing = f"import fuselab\n\nfrom .op import OP\n\n{package.name} = fuselab.operator(OP)"
-        files["module.py"] = module_text(package.formulas, importing)
+        files["module.py"] = module_text(package.formulas)
     files[f"test_{package.name}.py"] = test_text(package.name)
     files["page.md"] = page_text(package)
     return files
@@ -207,6 +207,8 @@ def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
         result = f"torch.zeros_like({argument})" if argument in package.unused else "None"
         if node is not None:
             result = package.result_name(node, plans)
+            if isinstance(node, Call):
+                result += f".to({argument}.dtype)"
         results.append(result if result == "None" else f"{result} if needs[{place}] else None")
     lines += ["return (", *(f"    {text}," for text in results), ")"]
     return (
@@ -224,10 +226,15 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
     inputs = (*package.program.inputs, *package.program.upstream)
     held = Held(package.sizes, {one: one.name for one in inputs})
     held.expect(package.program.results)
-    held.expect([memory_of(one.node) for plan in plans for one in plan.loads if one.node])
+    nodes = [one.node for plan in plans for one in plan.loads if one.node]
+    nodes += package.program.results
+    held.expect([one for node in nodes for one in behind_calls(node)])
     pairs = zip(package.program.gradients, package.parameters, strict=True)
     gradients = {node: name for node, name in reversed(list(pairs)) if name in given}
+    calls = _Calls(package, held, plans)
     for plan in plans:
+        for operand in plan.loads:
+            lines += calls.before(operand.node)
         read = [f'    ({held.text(one.node)}, "{one.pattern}"),' for one in plan.loads]
         for operand in plan.stored:
             assert operand.node is not None
@@ -254,12 +261,48 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
             "    written=[",
             *(f"    {text}" for text in written),
             "    ],",
+            *(["    in_order=True,"] if plan.scans else []),
             ")",
         ]
         numbers = "".join(f"{package.sizes.text(size.size)}, " for size in plan.numbers)
         behind = f", ({numbers.rstrip()})" if numbers else ""
         lines.append(f'sweeps.run("{plan.name}", swept, compute{behind})')
+    if plans is not package.forward:
+        for gradient in package.program.gradients:
+            lines += calls.before(gradient)
     return lines
+
+
+class _Calls:
+    """The PyTorch calls of a launcher, each in the line before the first kernel that reads it."""
+
+    def __init__(self, package: Package, held: Held, plans: Sequence[KernelPlan]) -> None:
+        self.package = package
+        self.held = held
+        self.plans = plans
+
+    def before(self, node: Node | None) -> list[str]:
+        """Return the statements that compute ``node`` and have not been written yet, if it is
+        computed by PyTorch."""
+        lines: list[str] = []
+        for one in behind_calls(node) if node is not None else ():
+            if isinstance(one, Call) and one not in self.held.texts:
+                name = self.held.texts[one] = self.package.names[one]
+                given = [self.text(operand) for operand in one.operands]
+                lines.append(f"{name} = {one.operator.format(*given)}")
+        return lines
+
+    def text(self, operand: object) -> str:
+        if isinstance(operand, Node):
+            return self.held.text(operand)
+        if isinstance(operand, sympy.Expr):
+            return self.package.sizes.text(operand)
+        if isinstance(operand, tuple):
+            inner = ", ".join(map(self.text, operand))
+            return f"({inner}{',' if len(operand) == 1 else ''})"
+        if operand in ("float", "int", "bool"):
+            return {"float": "compute", "int": "torch.int64", "bool": "torch.bool"}[str(operand)]
+        return repr(operand)
 
 
 def _allocation(package: Package, node: Node, like: str | None, given: Sequence[str]) -> str:
@@ -278,7 +321,7 @@ def _allocation(package: Package, node: Node, like: str | None, given: Sequence[
 def _columns(package: Package, plan: KernelPlan) -> str:
     """Return the columns; one of its own where a kernel reduces only dimensions of size 1, because
     a sweep without columns takes a loop of the rows for them."""
-    if plan.reductions and not plan.kernel.column_axes:
+    if plan.has_columns and not plan.kernel.column_axes:
         return '{"single": 1}'
     return _axes(package, plan, plan.kernel.column_axes)
 
@@ -390,6 +433,7 @@ AUTOCAST_TO_FLOAT32 = frozenset(
 def _cuda(plans: Sequence[KernelPlan]) -> list[str]:
     """Return the statements that name the CUDA kernels and those that a compile check takes."""
     reductions = {plan.name: len(plan.reductions) for plan in plans if plan.reductions}
+    scanning = [plan.name for plan in plans if plan.scans]
     splitting = [plan.name for plan in plans if emit_cuda.can_split(plan)]
     lines = ["_CUDA = CudaSweeps(", '    Path(__file__).with_name("cuda_kernels.cu"),']
     if reductions:
@@ -398,6 +442,8 @@ def _cuda(plans: Sequence[KernelPlan]) -> list[str]:
         lines += ["    },"]
     if splitting:
         lines += ["    splitting=(", *(f'        "{name}",' for name in splitting), "    ),"]
+    if scanning:
+        lines += ["    scanning=(", *(f'        "{name}",' for name in scanning), "    ),"]
     lines += [")", "CUDA_EXPRESSIONS = _CUDA.examples(", "    {"]
     lines += [f'        "{plan.name}": "{emit_cuda.element_kinds(plan)}",' for plan in plans]
     return [*lines, "    }", ")"]
@@ -411,7 +457,7 @@ LANGUAGES = tuple(DEVICES)
 def triton_names(package: Package) -> list[str]:
     """Return what launchers import from ``triton_sweep``."""
     plans = (*package.forward, *package.triton_backward)
-    reduces = any(plan.reductions or plan.sums for plan in plans)
+    reduces = any(plan.has_columns or plan.sums for plan in plans)
     return [*(["Reducing"] if reduces else []), "TritonSweeps"]
 
 
@@ -430,7 +476,7 @@ def _triton(package: Package) -> list[str]:
         reducing = [
             f'        "{plan.name}": {emit_triton.reducing_text(plan)},'
             for plan in plans
-            if plan.reductions or plan.sums
+            if plan.has_columns or plan.sums
         ]
         lines += ["    {", *reducing, "    },"] if reducing else ["    {},"]
         if plans is package.triton_backward:
@@ -520,7 +566,7 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
             "        ),\n"
         )
     frozen = [
-        f'            "{name}": "eject it with this argument requiring one",\n'
+        f'            "{name}": "{package.advice(name)}",\n'
         for name in package.parameters
         if name in package.frozen
     ]
@@ -537,6 +583,7 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
     tuned = '"triton": configs' + (', "triton_backward": configs' if has_gradient else "")
     last = "    draw=draw,\n" if draw_text(package) else ""
     last += "    autocast=autocast,\n" if autocast_text(package) else ""
+    last += f'    nondeterministic="{UNORDERED}",\n' if package.is_unordered else ""
     return f"""\
 OP = FusedOp(
     name="ejected::{package.name}",

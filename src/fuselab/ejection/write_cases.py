@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import sympy
 
-from fuselab.ejection.lower import expression_of
 from fuselab.ejection.package import Package
+from fuselab.ejection.steps import expression_of
 
 _SMALLER = (16, 256)  # the shares of the example's elements
 _LEAST_NUMEL = 64

@@ -11,10 +11,11 @@ import torch
 from torch import fx
 
 from fuselab.ejection.calls import INFIX
-from fuselab.ejection.lower import as_written, constant_tensor, expression_of
+from fuselab.ejection.lower import constant_tensor
 from fuselab.ejection.package import Package
 from fuselab.ejection.plan import Sizes
 from fuselab.ejection.returned import comma
+from fuselab.ejection.steps import as_written, expression_of
 
 aten = torch.ops.aten
 

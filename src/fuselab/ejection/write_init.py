@@ -28,8 +28,7 @@ from fuselab.ejection.write_reference import defined_in_reference
 def init_text(package: Package) -> str:
     """Return the text of ``__init__.py``."""
     name = package.name
-    is_plain = package.returned.is_plain and all(package.keeps_gradient)
-    if is_plain and not package.is_constant:
+    if package.is_plain and not package.is_constant:
         return f'''\
 """{name}, ejected from plain PyTorch by fuselab."""
 
@@ -112,9 +111,12 @@ def _body(package: Package) -> str:
     called = ", ".join(f"{name}{behind}" for name in package.parameters)
     outputs = ", ".join(package.output_names)
     lines = [f"{outputs} = _operator({called}, implementation=implementation)"]
-    results = zip(package.returned.results, package.output_names, strict=True)
-    names: dict[fx.Node, str] = dict(results)
-    for node, keeps in zip(package.returned.results, package.keeps_gradient, strict=True):
+    # The operator's last outputs are the new values of the arguments that are written over.
+    names: dict[fx.Node, str] = dict(
+        zip(package.returned.results, package.output_names, strict=False)
+    )
+    lines += [f"{name}.copy_(new_{name}.detach())" for name in package.captured.written]
+    for node, keeps in zip(package.returned.results, package.keeps_gradient, strict=False):
         if not keeps:
             lines.append(f"{names[node]} = {names[node]}.detach()")
     namer = Namer([*package.parameters, *package.output_names, *package.sizes.names.values()])

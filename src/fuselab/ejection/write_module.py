@@ -6,20 +6,19 @@ import re
 
 from torch import nn
 
-from fuselab.ejection.capture import Captured
+from fuselab.ejection.capture import Captured, argument_name
 from fuselab.ejection.fold import formatted
 
 
-def module_text(captured: Captured, importing: str) -> str:
-    """Return the text of ``module.py``; ``importing`` are the lines that make the package's
-    function known."""
+def module_text(captured: Captured) -> str:
+    """Return the text of ``module.py``."""
     module = captured.function
     assert isinstance(module, nn.Module)
     places = _places(module)
     held = {
-        argument.name: places[mangled]
-        for argument in captured.arguments
-        if (mangled := _mangled(str(argument.node.target))) in places
+        argument_name(node): places[mangled]
+        for node in captured.traced.graph.find_nodes(op="placeholder")
+        if (mangled := _mangled(str(node.target))) in places
     }
     inputs = [name for name in captured.parameters if name not in held]
     given = ", ".join(held.get(name, name) for name in captured.parameters)
@@ -35,7 +34,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-{importing}
+from . import {captured.name}
 
 
 class {label}(nn.Module):

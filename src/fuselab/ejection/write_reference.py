@@ -88,6 +88,10 @@ def _taken_apart(captured: Captured, names: Sequence[str], called: str) -> str:
     returned = captured.returned
     if not names:
         return f"return {called}"
+    if captured.written:
+        results = ", ".join(f"returned{returned.path(node)}" for node in returned.results)
+        lines = [*_copies(captured), f"returned = {called}"]
+        return "\n".join([*lines, f"return {results}, {', '.join(captured.written)}"])
     if returned.is_plain and len(names) == 1:
         return f"output: Tensor = {called}\nreturn output"
     if returned.is_plain:
@@ -185,12 +189,19 @@ def _global_names(code: Any) -> list[str]:
     return found
 
 
+def _copies(captured: Captured) -> list[str]:
+    """Return the statements that copy the arguments that the function writes over, because a
+    reference writes over none."""
+    return [f"{name} = {name}.clone()" for name in captured.written]
+
+
 # --- the calls that a module makes ----------------------------------------------------------------
 
 
 def _traced(captured: Captured, outputs: Sequence[str]) -> str:
     sizes = Sizes(captured)
     lines = sizes.statements(captured.parameters)
+    lines += _copies(captured) if outputs else []
     names: dict[fx.Node, str] = {}
     for node in captured.traced.graph.nodes:
         value = node.meta.get("example_value")
@@ -200,6 +211,7 @@ def _traced(captured: Captured, outputs: Sequence[str]) -> str:
             names[node] = argument_name(node)
         elif node.op == "output":
             results = [names[result] for result in captured.returned.results]
+            results += captured.written
             if len(outputs) == 1:
                 lines.append(f"output: Tensor = {results[0]}")
         else:

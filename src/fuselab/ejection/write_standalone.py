@@ -61,7 +61,7 @@ def operator_files(package: Package, runtime: str) -> dict[str, str]:
         "page.md": page_text(package) + page_section(),
     }
     if isinstance(package.captured.function, nn.Module):
-        files["module.py"] = module_text(package.formulas, f"from . import {package.name}")
+        files["module.py"] = module_text(package.formulas)
     return files
 
 

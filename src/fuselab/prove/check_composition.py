@@ -164,8 +164,9 @@ def _judged(
 def _results(
     function: Callable[..., Any], upstream: dict[int, Tensor], values: Sequence[Any]
 ) -> list[Tensor | None]:
-    """Return the outputs and the gradients of the arguments. ``upstream`` holds the gradient of
-    each output, drawn by the first call."""
+    """Return the outputs, the gradients of the arguments, and the arguments without gradients as
+    the call leaves them. ``upstream`` holds the gradient of each output, drawn by the first
+    call."""
     given = [value.clone() if isinstance(value, Tensor) else value for value in values]
     with RepeatedRandomness():
         output = function(*given)
@@ -185,4 +186,10 @@ def _results(
             [upstream[place].to(root.dtype) for place, root in enumerate(roots)],
             allow_unused=True,
         )
-    return [*(value.detach() for value in results), *gradients]
+    # What has no gradient may be written over, as running statistics are.
+    state = [
+        one
+        for one, value in zip(given, values, strict=True)
+        if isinstance(one, Tensor) and not value.requires_grad
+    ]
+    return [*(value.detach() for value in results), *gradients, *state]

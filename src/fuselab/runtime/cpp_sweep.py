@@ -51,7 +51,11 @@ class CppSweeps:
         loops = swept.numbers()
         self._source.launch(
             f"kernels::{name}<Lane::{lane}, {types}>",
-            (*tensors, *map(i64, numbers), Struct(struct.pack(f"{len(loops)}q", *loops))),
+            (
+                *tensors,
+                *map(i64, (*numbers, *swept.steps)),
+                Struct(struct.pack(f"{len(loops)}q", *loops)),
+            ),
         )
 
 
@@ -62,6 +66,8 @@ def _lanes_are_rows(swept: Sweep) -> bool:
     operand is read fast: one whose columns are neighbours is transposed on the way.
     """
     rows, columns = swept.rows, swept.columns
+    if swept.in_order:
+        return True
     if columns.numel <= NARROW <= rows.sizes[-1]:
         return True
     steps = zip(rows.strides, columns.strides, strict=True)

@@ -69,6 +69,10 @@ _REDUCING_EXAMPLES: tuple[_Example, ...] = (
     (_WIDE_EXAMPLE, "Strided", "double", "double"),
     ("ColumnTile<int32_t, 2, 1, 2, 32, 8, 4, Share::whole>", "Packed", "__half", "float"),
 )
+_SCANNING_EXAMPLES: tuple[_Example, ...] = (
+    (_ROW_EXAMPLE, "Packed", "float", "float"),
+    ("RowTile<int64_t, 3, 3, 1, true, 32, 4, 0, Share::whole>", "Strided", "double", "double"),
+)
 _SPLIT_EXAMPLES: tuple[_Example, ...] = (
     ("ColumnTile<int32_t, 1, 2, 4, 8, 8, 0, Share::part>", "Packed", "float", "float"),
     ("RowTile<int32_t, 1, 1, 1, false, 32, 4, 0, Share::merge>", "Same", "float", "float"),
@@ -100,6 +104,7 @@ class CudaSweeps(CudaSource):
         path: the source; ``name`` is the template ``name_kernel`` in it.
         reductions: the number of reductions of each kernel that reduces.
         splitting: those of them that can reduce parts of a row apart.
+        scanning: the kernels with running reductions, for which lanes of one warp have a row.
     """
 
     def __init__(
@@ -107,8 +112,10 @@ class CudaSweeps(CudaSource):
         path: str | os.PathLike[str],
         reductions: Mapping[str, int] | None = None,
         splitting: Sequence[str] = (),
+        scanning: Sequence[str] = (),
     ) -> None:
         super().__init__(path)
+        self._scanning = frozenset(scanning)
         self._reductions = dict(reductions or {})
         self._splitting = frozenset(splitting)
 
@@ -126,10 +133,13 @@ class CudaSweeps(CudaSource):
             return
         splits = name in self._splitting
         tensors = [tensor for tensor in swept.tensors if tensor is not None]
-        tile = _tile(swept, reductions, splits, tensors[-1].device)
+        if name in self._scanning:
+            tile = _warp_tile(swept)
+        else:
+            tile = _tile(swept, reductions, splits, tensors[-1].device)
         sizes = swept.numbers()
         loops = Struct(struct.pack(f"{len(sizes)}q", *sizes))
-        counts = [i64(number) for number in numbers]
+        counts = [i64(number) for number in (*numbers, *swept.steps)]
         if tile.parts == 1:
             partials: list[Tensor | Scalar | None] = [None, i32(1)] if splits else []
             launches = [(tile, partials)]
@@ -157,6 +167,7 @@ class CudaSweeps(CudaSource):
         for name, words in kinds.items():
             tiles = _REDUCING_EXAMPLES if name in self._reductions else _ELEMENT_EXAMPLES
             tiles += _SPLIT_EXAMPLES if name in self._splitting else ()
+            tiles = _SCANNING_EXAMPLES if name in self._scanning else tiles
             for tile, access, element, real in tiles:
                 types = {"float": element, "bool": "bool", "int": "int64_t"}
                 operands = [f"{access}<{types[word]}>" for word in words.split()]
@@ -268,6 +279,14 @@ def _row_tile(swept: Sweep, bytes_kept: int) -> Tile:
         if 0 < elements <= max(width, min(most, most_bytes // bytes_kept)):
             return _row_tile_of(swept, width, threads, kept)
     return _row_tile_of(swept, width, 1024 if columns > 65536 else 512, 0)
+
+
+def _warp_tile(swept: Sweep) -> Tile:
+    """Return the tile of rows that a warp each goes over from the first column to the last."""
+    width = _width(swept, INNER_COLUMN, swept.columns.sizes[-1])
+    while len(swept.columns.sizes) > 1 and swept.columns.sizes[-1] % width:
+        width //= 2  # a pack lies within one turn of the innermost loop
+    return _row_tile_of(swept, width, WARP, 0)
 
 
 def _row_tile_of(

@@ -9,9 +9,10 @@ A launcher names the axes of its kernel and the dimensions of each tensor in the
         written=[(output, "batch length width")],
     )
 
-``(group channel)`` is a dimension made of two axes, outermost first, and ``1`` a dimension of size
-1. Neighbouring axes that every tensor walks with one step become one loop, so a contiguous tensor
-needs one loop for its rows and one for its columns, whatever its rank.
+``(group channel)`` is a dimension made of two axes, outermost first, ``1`` a dimension of size 1,
+and ``?`` one along which the kernel computes the position itself: it takes the stride. Neighbouring
+axes that every tensor walks with one step become one loop, so a contiguous tensor needs one loop
+for its rows and one for its columns, whatever its rank.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch import Tensor
 from fuselab.errors import ContractError
 
 ROW_LOOPS, COLUMN_LOOPS = 4, 3  # the most loops that a kernel has
+CHOSEN = "?"  # a dimension along which the kernel computes the position
 _INT32_MAX = 2**31 - 1
 
 
@@ -78,11 +80,14 @@ class Sweep:
             stands for the position along these axes. Where the layouts need more loops than a
             kernel has, contiguous copies take the tensors' places.
         written: the results, likewise; they are dense.
+        in_order: whether the kernel goes over the columns in the order of the axes, as a running
+            sum does; else the loop with the smallest steps is the innermost.
 
     Attributes:
         tensors: all operands, None for positions.
         on_rows, on_columns: whether each operand has an axis of the rows, or of the columns.
         read: the number of operands that are read.
+        steps: the strides of the dimensions that are ``?``, operand by operand.
 
     Raises:
         ContractError: a pattern does not fit its tensor, or too many loops remain.
@@ -94,8 +99,10 @@ class Sweep:
         columns: Mapping[str, int],
         read: Sequence[tuple[Tensor | None, str]],
         written: Sequence[tuple[Tensor, str]],
+        in_order: bool = False,
     ) -> None:
         self.read = len(read)
+        self.in_order = in_order
         self._lay_out(rows, columns, [*read, *written])
         if self._is_too_deep():
             copied = [
@@ -117,11 +124,16 @@ class Sweep:
     ) -> None:
         sizes = {**rows, **columns}
         steps = [_steps(tensor, pattern, sizes) for tensor, pattern in operands]
+        chosen = [_chosen(tensor, pattern) for tensor, pattern in operands if tensor is not None]
+        self.steps = tuple(stride for own in chosen for stride, _ in own)
+        self._furthest_chosen = max(
+            (sum(stride * (size - 1) for stride, size in own) for own in chosen), default=0
+        )
         self.tensors = tuple(tensor for tensor, _ in operands)
         self.on_rows = tuple(any(axis in rows for axis in own) for own in steps)
         self.on_columns = tuple(any(axis in columns for axis in own) for own in steps)
         self.rows = _collapsed(list(rows), sizes, steps)
-        self.columns = _collapsed(list(columns), sizes, steps)
+        self.columns = _collapsed(list(columns), sizes, steps, self.in_order)
         if not columns:
             self.rows, self.columns = _innermost_apart(self.rows)
 
@@ -151,6 +163,7 @@ class Sweep:
             sum((size - 1) * stride for size, stride in zip(sizes, outer + inner, strict=True))
             for outer, inner in pairs
         )
+        furthest += self._furthest_chosen
         return max(furthest, self.rows.numel + 65536, self.columns.numel + 65536) > _INT32_MAX
 
     @cached_property
@@ -176,9 +189,19 @@ class Sweep:
         ]
 
 
+def _dims(pattern: str) -> list[str]:
+    return [group or word for group, word in re.findall(r"\(([^)]*)\)|(\S+)", pattern)]
+
+
+def _chosen(tensor: Tensor, pattern: str) -> list[tuple[int, int]]:
+    """Return stride and size of each dimension along which the kernel computes the position."""
+    dims = enumerate(_dims(pattern))
+    return [(tensor.stride(dim), tensor.shape[dim]) for dim, text in dims if text == CHOSEN]
+
+
 def _steps(tensor: Tensor | None, pattern: str, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the stride of each axis that the tensor has."""
-    dims = [group or word for group, word in re.findall(r"\(([^)]*)\)|(\S+)", pattern)]
+    dims = _dims(pattern)
     named = [[axis for axis in dim.split() if axis != "1"] for dim in dims]
     steps: dict[str, int] = {}
     if tensor is None:
@@ -190,6 +213,8 @@ def _steps(tensor: Tensor | None, pattern: str, sizes: Mapping[str, int]) -> dic
     if len(named) != tensor.dim():
         raise ContractError(f"'{pattern}' has {len(named)} dimensions, the tensor {tensor.dim()}.")
     for dim, axes in enumerate(named):
+        if axes == [CHOSEN]:
+            continue
         expected = math.prod(sizes[axis] for axis in axes)
         if tensor.shape[dim] != expected:
             raise ContractError(
@@ -204,15 +229,16 @@ def _steps(tensor: Tensor | None, pattern: str, sizes: Mapping[str, int]) -> dic
 
 
 def _collapsed(
-    axes: Sequence[str], sizes: Mapping[str, int], operands: Sequence[Mapping[str, int]]
+    axes: Sequence[str],
+    sizes: Mapping[str, int],
+    operands: Sequence[Mapping[str, int]],
+    in_order: bool = False,
 ) -> Loops:
-    """Return the fewest loops over ``axes``, the smallest steps innermost."""
+    """Return the fewest loops over ``axes``, the smallest steps innermost unless ``in_order``."""
     guide = max(operands, key=lambda steps: sum(axis in steps for axis in axes), default={})
-    order = sorted(
-        (axis for axis in axes if sizes[axis] != 1),
-        key=lambda axis: (guide.get(axis, 0), -axes.index(axis)),
-        reverse=True,
-    )
+    order = [axis for axis in axes if sizes[axis] != 1]
+    if not in_order:
+        order.sort(key=lambda axis: (guide.get(axis, 0), -axes.index(axis)), reverse=True)
     loops: list[int] = []
     strides: list[tuple[int, ...]] = []
     for axis in order:

@@ -180,10 +180,8 @@ def partials_of_turn(
 ):  # fmt: skip
     """Return where the partial results of a block of rows begin, if a program owns several;
     ``turn`` counts this program's from 0."""
-    if PARTS > 1:
-        cells = reductions * PARTS * BLOCK_ROWS * tl.num_programs(0)
-        partials_pointer += tl.cast(turn, tl.int64) * cells
-    return partials_pointer
+    cells = reductions * PARTS * BLOCK_ROWS * tl.num_programs(0)
+    return partials_pointer + tl.cast(turn, tl.int64) * cells
 
 
 @triton.jit

@@ -26,6 +26,7 @@ TILE = 2048  # elements of a tile of a kernel without reductions, or of short ro
 ONE_BLOCK = 16384  # the most elements of rows that are kept in registers as a whole
 LOOPED_BLOCK = 4096  # elements of a block of longer rows
 LINE_BYTES = 128  # of a cache line
+LEAST_NESTED = 256  # columns of a loop between whose turns something is loaded
 LONG_LOOP = 2048  # columns from which the innermost loop is swept over alone
 MOST_PARTIALS = 8192  # partial results that a program adds up: those of its rows
 PROGRAMS_PER_MULTIPROCESSOR = 16  # to which rows are shared out
@@ -52,13 +53,15 @@ def configs(*args: Any) -> Sequence[Config]:
 class Reducing:
     """A kernel that reduces: how many sweeps over its columns reduce, in how many reductions,
     whether results with an element for each column take another sweep, and whether several programs
-    may share a row (not with sums of integers: partial results are floating). The last ``sums`` of
-    its results are sums over its rows, which the kernel ``NAME_sums`` completes."""
+    may share a row (not with sums of any integers: partial results are floating, in float64 with
+    ``has_integers``). The last ``sums`` of its results are sums over its rows, which the kernel
+    ``NAME_sums`` completes."""
 
     sweeps: int
     reductions: int
     stores_columns: bool = False
     is_shared: bool = True
+    has_integers: bool = False
     sums: int = 0
 
 
@@ -110,6 +113,7 @@ class TritonSweeps:
             numbers: sizes that the kernel computes with.
         """
         reducing = self._reducing.get(name)
+        numbers = (*numbers, *swept.steps)
         sums = reducing.sums if reducing else 0
         if not (swept.rows.numel or sums) or not (reducing or swept.columns.numel):
             return
@@ -140,7 +144,7 @@ class TritonSweeps:
             workspaces.append(torch.empty(cells, dtype=compute, device=device))
         loops = _rows_and_columns(swept, sums)
         operands = [*tensors[: len(tensors) - sums], *workspaces]
-        if not reducing.sweeps:
+        if sums and not reducing.sweeps:
             grid = (programs, ceil_div(swept.columns.numel, block.columns))
             launch(kernel, grid, *operands, *numbers, *loops, **constants)
             self._add_up(name, swept, results, workspaces[0], programs, constants)
@@ -149,7 +153,8 @@ class TritonSweeps:
         sweeps = [(0, 1)]  # each launch's number, and the programs that share a row in it
         if block.parts > 1:
             cells = reducing.reductions * block.parts * programs * block.turns * block.rows
-            partials = torch.empty(cells, dtype=compute, device=device)
+            kind = torch.float64 if reducing.has_integers else compute
+            partials = torch.empty(cells, dtype=kind, device=device)
             last = block.parts if reducing.stores_columns else 1
             sweeps = [(sweep, block.parts) for sweep in range(1, reducing.sweeps + 1)]
             sweeps += [(reducing.sweeps + 1, last)]
@@ -235,7 +240,7 @@ class TritonSweeps:
         doublings = int(config["block_doublings"])
         if reducing is None:
             block = _tile(swept, width, doublings)
-        elif not reducing.sweeps:
+        elif reducing.sums and not reducing.sweeps:
             block = _columns(swept, width, doublings, tensors[-1].device)
         else:
             block = _rows(swept, width, doublings, reducing, tensors[-1].device)
@@ -311,8 +316,12 @@ def _rows(
         line = min(rows, LINE_BYTES // max(2, width))
         if line * whole <= ONE_BLOCK // 2:
             down, across = min(rows, max(line, elements // whole)), whole
+        elif not reducing.sums and line // 2 * whole <= ONE_BLOCK:  # half cache lines, but once
+            down, across = line // 2, whole
         else:
             down, across = line, looped // line
+    elif _has_steps_between(swept) and whole > looped:
+        down, across = 1, _wide(swept.columns.sizes[-1], looped)
     elif whole <= ONE_BLOCK:
         down, across = min(rows, max(1, elements // whole)), whole
     else:
@@ -376,10 +385,31 @@ def _parts(swept: Sweep, block: Block, device: torch.device) -> int:
 
 def _has_nested_columns(swept: Sweep, block: Block) -> bool:
     """Return whether the innermost loop of the columns is swept over alone, which saves divisions:
-    one for each pack of elements, but one for each element if packs straddle its end."""
+    one for each pack of elements, but one for each element if packs straddle its end. It also saves
+    a load for each element where there are steps between turns of the loop."""
     inner = swept.columns.sizes[-1]
-    is_long = inner >= (64 if inner % 16 else LONG_LOOP)
+    is_long = inner >= (64 if inner % 16 else LONG_LOOP) or _has_steps_between(swept)
     return block.parts > 0 and len(swept.columns.sizes) > 1 and is_long
+
+
+def _has_steps_between(swept: Sweep) -> bool:
+    """Return whether the innermost loop of the columns is long, and an operand changes between its
+    turns and not in it: as the weight of a channel does."""
+    steps = swept.columns.strides
+    return (
+        len(swept.columns.sizes) > 1
+        and swept.columns.sizes[-1] >= LEAST_NESTED
+        and any(not step[-1] and any(step[:-1]) for step in steps[: swept.read])
+    )
+
+
+def _wide(size: int, most: int) -> int:
+    """Return the largest power of two up to ``most`` whose multiples exceed ``size`` by no more
+    than a third; a block with some columns too many is better than more blocks."""
+    most = min(most, power_of_two(size))
+    while most > LEAST_NESTED and 3 * (ceil_div(size, most) * most - size) > size:
+        most //= 2
+    return most
 
 
 def _has_nested_rows(swept: Sweep, block: Block) -> bool:

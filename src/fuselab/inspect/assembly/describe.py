@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import linecache
+import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fuselab.errors import TargetError, UnsupportedError
@@ -18,6 +20,9 @@ from fuselab.inspect.assembly.subjects import Compiled
 def facts_of(compiled: Compiled) -> dict[str, Any]:
     """Return a compiled subject as plain values: the JSON of ``fuselab asm``."""
     device = compiled.architecture
+    # NVIDIA's tools are processes of their own, two or three for each kernel.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        kernels = list(threads.map(kernel_facts, compiled.kernels))
     return {
         "target": compiled.spec,
         "architecture": device.name,
@@ -26,7 +31,7 @@ def facts_of(compiled: Compiled) -> dict[str, Any]:
         "multiprocessors": device.multiprocessors,
         "case": compiled.case,
         "notes": list(compiled.notes),
-        "kernels": [kernel_facts(kernel) for kernel in compiled.kernels],
+        "kernels": kernels,
     }
 
 

@@ -136,9 +136,17 @@ def _recorded(
 
 
 def _known(function: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that this kernel has: its constexprs, and how it is launched."""
+    """Return the settings that this kernel has: its arguments, and how it is launched."""
     names = {*function.arg_names, *triton_compile.OPTIONS}
     return {name: value for name, value in settings.items() if name in names}
+
+
+def check_settings(kernels: Sequence[Kernel], settings: Mapping[str, Any]) -> None:
+    """Raise UnknownNameError for a setting that none of the kernels has."""
+    known = {name for kernel in kernels for name in kernel.settings}
+    for name in settings:
+        if name not in known | set(triton_compile.OPTIONS):
+            raise UnknownNameError("setting", name, known)
 
 
 def of_operator(
@@ -159,6 +167,10 @@ def of_operator(
     names = _implementations(op, implementation)
     chosen = _case(op, case)
     element = dtype or op.dtypes[0]
+    if element not in op.dtypes:
+        raise UnknownNameError(
+            f"dtype of {op.name}", dtype_name(element), [dtype_name(each) for each in op.dtypes]
+        )
     found = Recording()
     running = ""
     with _recorded(architecture, kernel, settings or {}, lambda: running, found) as gpu:

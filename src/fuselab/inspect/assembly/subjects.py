@@ -120,6 +120,7 @@ def _of_operators(request: Request, operators: list[FusedOp]) -> Compiled:
         notes += [*found.skipped, *_library_calls(found.calls)]
     if not kernels:
         raise _nothing(request, notes)
+    launches.check_settings(kernels, request.settings)
     return Compiled(request.spec, request.architecture, tuple(kernels), case, tuple(notes))
 
 
@@ -186,11 +187,12 @@ def _of_file(request: Request, module: ModuleType, path: Path, name: str) -> Com
         made = triton_compile.compiled_signature(
             chosen, request.architecture, request.signature, request.settings
         )
+        launches.check_settings([made], request.settings)
         return Compiled(request.spec, request.architecture, (made,), request.signature)
     if offer is None:
         function = triton_compile.jit_function(chosen)
         raise TargetError(
-            f"{path} says not what {function.__name__} is called with: give "
+            f"{path} does not say what {function.__name__} is called with: give "
             f"--signature '{triton_compile.suggested_signature(function)}' (that is a guess), or "
             "write get_inputs() in the file, which returns the kernel's arguments."
         )
@@ -210,6 +212,7 @@ def _of_launcher(request: Request, launcher: Any, offer: Any, path: Path) -> Com
     notes = _library_calls(found.calls)
     if not found.kernels:
         raise _nothing(request, notes)
+    launches.check_settings(found.kernels, request.settings)
     case = described(args, kwargs)
     return Compiled(request.spec, request.architecture, tuple(found.kernels), case, tuple(notes))
 
@@ -238,6 +241,7 @@ def _of_kernel(
             made = triton_compile.compiled_launch(
                 kernel, request.architecture, (), moved, run=gpu.run_triton
             )
+    launches.check_settings([made], request.settings)
     return Compiled(request.spec, request.architecture, (made,), described(args, kwargs))
 
 

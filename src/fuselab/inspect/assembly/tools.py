@@ -20,6 +20,8 @@ from fuselab.errors import BuildError, MissingDependencyError
 
 NVDISASM, CUOBJDUMP, PTXAS = "nvdisasm", "cuobjdump", "ptxas"
 _TIMEOUT_S = 300.0
+# The byte of an ELF header that tells binaries of a CUDA 13 assembler (8) from those of 12 (7).
+_ABI_VERSION, _CUDA_13 = 8, 8
 
 
 @functools.cache
@@ -73,6 +75,8 @@ def disassembled_by_ptx(cubin: bytes) -> str:
 def live_counts(cubin: bytes, function: str) -> dict[int, int] | None:
     """Return the live general registers at each address of ``function``, as nvdisasm counts them;
     None if it cannot follow the code's flow, as of cubins that an older ptxas wrote."""
+    if cubin[_ABI_VERSION] < _CUDA_13:
+        return None
     try:
         text = _run(NVDISASM, cubin, ".cubin", ("-c", "-lrm", "count"))
     except BuildError:

@@ -23,7 +23,12 @@ from fuselab.composition import Composition
 from fuselab.errors import ArgumentError, FuselabError, TargetError, UnknownNameError
 from fuselab.inspect.assembly import subjects, triton_compile
 from fuselab.inspect.debugger import compare, stops
-from fuselab.inspect.debugger.recorder import Record, recording, wanted_programs
+from fuselab.inspect.debugger.recorder import (
+    Record,
+    first_configuration,
+    recording,
+    wanted_programs,
+)
 from fuselab.inspect.debugger.session import Session
 from fuselab.op import FusedOp
 from fuselab.prove import load as loading
@@ -60,7 +65,7 @@ class Run:
         args = copied(self.args)
         kwargs = {name: copied(value) for name, value in self.kwargs.items()}
         names = {name: copied(value) for name, value in self.names.items()}
-        with torch.no_grad():
+        with torch.no_grad(), first_configuration():
             return self.call(*args, **kwargs), names
 
 

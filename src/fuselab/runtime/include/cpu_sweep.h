@@ -288,6 +288,7 @@ struct Running {
   FUSELAB_INLINE void fold(const CombinedTerms<V, Combined>& run) {
     value = Combined::combine(value, Combined::combine(run.part[0], run.part[1]));
   }
+  FUSELAB_INLINE void include(V term) { value = Combined::combine(value, term); }
   FUSELAB_INLINE void merge(const Running& other) {
     value = Combined::combine(value, other.value);
   }
@@ -497,6 +498,19 @@ class At {
       return computed<V, Plain>(load_lanes<V, Plain>(from + first_ * stride, stride, count_));
     }
   }
+  // Returns the elements that lie `beyond` elements behind those at this place, in each lane another
+  // number.
+  template <int place, class Element>
+  FUSELAB_INLINE auto chosen(Array<place, Element> array, LongIntegers<V> beyond) const {
+    using Plain = std::remove_const_t<Element>;
+    const auto* from = reinterpret_cast<const Stored<Plain>*>(array.data) + offset<place>();
+    const int64_t stride = stride_of<place>();
+    const int64_t count = extent == Extent::repeated ? 1 : count_;
+    Stored<Plain> found[lanes<V>] = {};
+    for (int64_t i = 0; i < count; ++i) found[i] = from[(first_ + i) * stride + beyond[i]];
+    if (extent == Extent::repeated) std::fill_n(found + 1, lanes<V> - 1, found[0]);
+    return computed<V, Plain>(load_as<StoredLanes<V, Plain>>(found));
+  }
   template <class Value>
   FUSELAB_INLINE Value operator()(const PerRow<Value, Lane::row>& value) const {
     return value.strip[strip_];
@@ -519,6 +533,15 @@ class At {
     } else {
       return load_as<V>(kept.data + kept_);
     }
+  }
+
+  // Adds a term to a running reduction of its row, and returns what it is at this column. Lanes are
+  // rows, whose columns come one after the other.
+  template <class Term, class State>
+  FUSELAB_INLINE auto scan(PerRow<State, Lane::row> so_far, Term term) const {
+    State& state = so_far.strip[strip_];
+    state.include(term.value);
+    return state.result();
   }
 
   // Keeps a value for a later sweep, and returns it.
@@ -936,12 +959,12 @@ class Rows {
 
 // Calls body(rows) for every block of rows.
 template <class Real, Lane lane, int operands, class Body>
-void sweep(const Loops<operands>& loops, Body body) {
+void sweep(const Loops<operands>& loops, Body body, bool may_share = true) {
   using Block = Rows<Real, lane, operands>;
   if (loops.rows == 0) return;
   const Blocks<Real, lane, operands> blocks(loops);
   const int64_t block_elements = std::min(loops.rows, blocks.rows_per_block) * loops.columns;
-  if (blocks.count < 16 && block_elements >= columns_to_share) {
+  if (may_share && blocks.count < 16 && block_elements >= columns_to_share) {
     for (int64_t block = 0; block < blocks.count; ++block) body(Block(loops, blocks, block, true));
     finish_streaming();
     return scratch_of_thread().release_if_large();
@@ -953,6 +976,12 @@ void sweep(const Loops<operands>& loops, Body body) {
     finish_streaming();
     scratch_of_thread().release_if_large();
   }
+}
+
+// Calls body(rows) for every block of rows, whose columns one thread walks in their order.
+template <class Real, Lane lane, int operands, class Body>
+void sweep_in_order(const Loops<operands>& loops, Body body) {
+  sweep<Real, lane>(loops, body, false);
 }
 
 // --- sums over rows -------------------------------------------------------------------------------

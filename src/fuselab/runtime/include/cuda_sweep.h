@@ -96,6 +96,9 @@ struct PackAt {
   FUSELAB_INLINE typename Tile::Index offset(const int64_t* strides) const {
     return row.offset(strides) + column.offset(strides + 4);
   }
+  FUSELAB_INLINE typename Tile::Index element_offset(const int64_t* strides, int i) const {
+    return offset(strides) + i * typename Tile::Index(strides[Tile::packed_loop]);
+  }
 };
 
 // --- operands -------------------------------------------------------------------------------------
@@ -303,6 +306,43 @@ struct Reduction {
   FUSELAB_INLINE Value operator[](int r) const { return result[r]; }
 };
 
+// A running reduction along the columns of a row, which belongs to lanes of a warp: the terms of a
+// pack, and after `advance` what the reduction is at each of its elements.
+template <class Operation, class Value, class Tile>
+struct Running {
+  Value so_far = Operation::template neutral<Value>();  // of all packs before
+  Value element[Tile::width];
+
+  FUSELAB_INLINE Running() { clear(); }
+  FUSELAB_INLINE void clear() {
+#pragma unroll
+    for (int i = 0; i < Tile::width; ++i) element[i] = Operation::template neutral<Value>();
+  }
+  FUSELAB_INLINE void set(int i, Value term) {
+    if (i == 0) clear();
+    element[i] = term;
+  }
+  FUSELAB_INLINE Value operator[](int i) const { return element[i]; }
+  FUSELAB_INLINE void advance() {
+    static_assert(Tile::lanes_of_row <= 32, "a row belongs to lanes of one warp");
+#pragma unroll
+    for (int i = 1; i < Tile::width; ++i) element[i] = Operation::join(element[i - 1], element[i]);
+    Value before = Operation::template neutral<Value>();  // of the lanes before this one
+    Value all = element[Tile::width - 1];
+#pragma unroll
+    for (int distance = 1; distance < Tile::lanes_of_row; distance *= 2) {
+      const Value other = __shfl_xor_sync(0xffffffffu, all, distance);
+      if (int(threadIdx.x) & distance) before = Operation::join(other, before);
+      all = Operation::join(all, other);
+    }
+#pragma unroll
+    for (int i = 0; i < Tile::width; ++i) {
+      element[i] = Operation::join(Operation::join(so_far, before), element[i]);
+    }
+    so_far = Operation::join(so_far, all);
+  }
+};
+
 template <int slot, class Value, int size>
 FUSELAB_INLINE Value* shared_values() {
   __shared__ Value values[size];
@@ -422,7 +462,7 @@ struct RowTile {
   using Index = Index_;
   static constexpr int row_loops = row_loops_, column_loops = column_loops_, packed_loop = 6;
   static constexpr int width = width_, rows = 1, kept = kept_, unrolled = kept > 0 ? kept : 2;
-  static constexpr int threads = lanes * rows_per_block, warps = lanes / 32;
+  static constexpr int threads = lanes * rows_per_block, warps = lanes / 32, lanes_of_row = lanes;
   static constexpr bool ragged = ragged_, has_shared_rows = warps > 1;
   static constexpr Share share = share_;
 
@@ -437,6 +477,11 @@ struct RowTile {
     if constexpr (share == Share::merge) return 0;
     const Index all = (Index(sizes.columns) + width - 1) / width;
     return all > first() ? int((all - first() - 1) / step()) + 1 : 0;
+  }
+  // The packs of the first lane, which has most.
+  FUSELAB_INLINE int turns() const {
+    if constexpr (kept > 0) return kept;
+    return int((Index(sizes.columns) + width * lanes - 1) / (width * lanes));
   }
   FUSELAB_INLINE PackAt<RowTile> pack(int k) const {
     const Index start = (first() + k * step()) * width;

@@ -54,9 +54,9 @@ def activations_backward(
     columns are the innermost loop, the rows all others."""
     element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
     x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
-    grad_output = load(grad_output_pointer + offset(element, grad_output_strides), is_row, is_column).to(
-        COMPUTE
-    )
+    grad_output = load(
+        grad_output_pointer + offset(element, grad_output_strides), is_row, is_column
+    ).to(COMPUTE)
     softplus = x > 20
     y = load(y_pointer + offset(element, y_strides), is_row, is_column).to(COMPUTE)
     mul_17 = grad_output * tl.where(y > 0, y, math.expm1(y, ROUNDED))

@@ -59,9 +59,9 @@ def add_rms_norm(
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
-            residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
-                COMPUTE
-            )
+            residual = load(
+                residual_row + offset(column, residual_column_strides), is_row, is_column
+            ).to(COMPUTE)
             hidden = x + residual
             mean += tl.where(exists, hidden * hidden, 0.0)
     else:
@@ -77,14 +77,14 @@ def add_rms_norm(
         )
         exists = is_row & is_column
         x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
-        residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
-            COMPUTE
-        )
+        residual = load(
+            residual_row + offset(column, residual_column_strides), is_row, is_column
+        ).to(COMPUTE)
         hidden = x + residual
         scale = math.rsqrt(mean / columns + 1e-06, ROUNDED)
-        weight = load(weight_pointer + offset(column, weight_column_strides), is_row, is_column).to(
-            COMPUTE
-        )
+        weight = load(
+            weight_pointer + offset(column, weight_column_strides), is_row, is_column
+        ).to(COMPUTE)
         normed = hidden * scale * weight
         tl.store(
             hidden_row + offset(column, hidden_column_strides),
@@ -129,7 +129,10 @@ def add_rms_norm_backward(
     first_turn, end_turn = share_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS)
     for turn in range(first_turn, end_turn):
         row, is_row = turn_of_rows(turn, row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
-        turn_partials = partials_of_turn(partials_pointer, turn - first_turn, 2, BLOCK_ROWS, PARTS)
+        if PARTS > 1:
+            turn_partials = partials_of_turn(
+                partials_pointer, turn - first_turn, 2, BLOCK_ROWS, PARTS
+            )
         grad_hidden_row = grad_hidden_pointer + offset(row, grad_hidden_row_strides)
         grad_normed_row = grad_normed_pointer + offset(row, grad_normed_row_strides)
         x_row = x_pointer + offset(row, x_row_strides)
@@ -146,16 +149,16 @@ def add_rms_norm_backward(
                 )
                 exists = is_row & is_column
                 x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
-                residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
-                    COMPUTE
-                )
+                residual = load(
+                    residual_row + offset(column, residual_column_strides), is_row, is_column
+                ).to(COMPUTE)
                 hidden = x + residual
-                grad_normed = load(grad_normed_row + offset(column, grad_normed_column_strides), is_row, is_column).to(
-                    COMPUTE
-                )
-                weight = load(weight_pointer + offset(column, weight_column_strides), is_row, is_column).to(
-                    COMPUTE
-                )
+                grad_normed = load(
+                    grad_normed_row + offset(column, grad_normed_column_strides), is_row, is_column
+                ).to(COMPUTE)
+                weight = load(
+                    weight_pointer + offset(column, weight_column_strides), is_row, is_column
+                ).to(COMPUTE)
                 mul_25 = grad_normed * weight
                 mean += tl.where(exists, hidden * hidden, 0.0)
                 sum_2 += tl.where(exists, mul_25 * hidden, 0.0)
@@ -173,21 +176,21 @@ def add_rms_norm_backward(
                     block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                 )
                 exists = is_row & is_column
-                grad_hidden = load(grad_hidden_row + offset(column, grad_hidden_column_strides), is_row, is_column).to(
-                    COMPUTE
-                )
-                grad_normed = load(grad_normed_row + offset(column, grad_normed_column_strides), is_row, is_column).to(
-                    COMPUTE
-                )
-                weight = load(weight_pointer + offset(column, weight_column_strides), is_row, is_column).to(
-                    COMPUTE
-                )
+                grad_hidden = load(
+                    grad_hidden_row + offset(column, grad_hidden_column_strides), is_row, is_column
+                ).to(COMPUTE)
+                grad_normed = load(
+                    grad_normed_row + offset(column, grad_normed_column_strides), is_row, is_column
+                ).to(COMPUTE)
+                weight = load(
+                    weight_pointer + offset(column, weight_column_strides), is_row, is_column
+                ).to(COMPUTE)
                 mul_25 = grad_normed * weight
                 scale = math.rsqrt(mean / columns + 1e-06, ROUNDED)
                 x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
-                residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
-                    COMPUTE
-                )
+                residual = load(
+                    residual_row + offset(column, residual_column_strides), is_row, is_column
+                ).to(COMPUTE)
                 hidden = x + residual
                 mul_31 = sum_2 * (-0.5) * (scale * scale * scale) / columns * (hidden * 2.0)
                 grad_x = grad_hidden + mul_25 * scale + mul_31

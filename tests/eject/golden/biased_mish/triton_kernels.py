@@ -63,9 +63,9 @@ def biased_mish_backward(
     """Compute grad_x, and the sums over the rows of grad_bias. A program owns BLOCK_COLUMNS
     columns (width) and blocks of BLOCK_ROWS rows (batch, length), one after the other."""
     column, is_column = block_of_columns(tl.program_id(1), column_sizes, BLOCK_COLUMNS, False, WIDE)
-    bias = load(bias_pointer + offset(column, bias_column_strides), is_column, is_column).to(
-        COMPUTE
-    )
+    bias = load(
+        bias_pointer + offset(column, bias_column_strides), is_column, is_column
+    ).to(COMPUTE)
     grad_bias_sum = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     first_turn, end_turn = share_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS)
     for turn in range(first_turn, end_turn):
@@ -74,9 +74,9 @@ def biased_mish_backward(
         grad_output_row = grad_output_pointer + offset(row, grad_output_row_strides)
         x_row = x_pointer + offset(row, x_row_strides)
         grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
-        grad_output = load(grad_output_row + offset(column, grad_output_column_strides), is_row, is_column).to(
-            COMPUTE
-        )
+        grad_output = load(
+            grad_output_row + offset(column, grad_output_column_strides), is_row, is_column
+        ).to(COMPUTE)
         x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
         add = x + bias
         where_1 = tl.where(add > 20, add, math.log1p(math.exp(add, ROUNDED), ROUNDED))

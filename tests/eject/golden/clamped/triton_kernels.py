@@ -66,9 +66,9 @@ def clamped_backward(
     y = larger(add, -2.5)
     y_2 = smaller(y, 2.5)
     gt = y_2 > 0
-    grad_output = load(grad_output_pointer + offset(element, grad_output_strides), is_row, is_column).to(
-        COMPUTE
-    )
+    grad_output = load(
+        grad_output_pointer + offset(element, grad_output_strides), is_row, is_column
+    ).to(COMPUTE)
     add_26 = tl.where(gt, grad_output, 0) + tl.where(gt, 0, grad_output) * 0.1
     grad_x = tl.where((add >= (-2.5)) & (add <= 2.5), add_26, 0.0)
     tl.store(
@@ -108,9 +108,9 @@ def clamped_backward_grad_bias(
                 block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            grad_x = load(grad_x_row + offset(column, grad_x_column_strides), is_row, is_column).to(
-                COMPUTE
-            )
+            grad_x = load(
+                grad_x_row + offset(column, grad_x_column_strides), is_row, is_column
+            ).to(COMPUTE)
             sum_1 += tl.where(exists, grad_x, 0.0)
     else:
         sum_1 = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)

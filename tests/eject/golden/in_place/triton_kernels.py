@@ -61,9 +61,9 @@ def in_place_backward(
     """Compute grad_x, and the sums over the rows of grad_bias. A program owns BLOCK_COLUMNS
     columns (width) and blocks of BLOCK_ROWS rows (length), one after the other."""
     column, is_column = block_of_columns(tl.program_id(1), column_sizes, BLOCK_COLUMNS, False, WIDE)
-    bias = load(bias_pointer + offset(column, bias_column_strides), is_column, is_column).to(
-        COMPUTE
-    )
+    bias = load(
+        bias_pointer + offset(column, bias_column_strides), is_column, is_column
+    ).to(COMPUTE)
     grad_bias_sum = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     first_turn, end_turn = share_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS)
     for turn in range(first_turn, end_turn):
@@ -74,9 +74,9 @@ def in_place_backward(
         grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
         x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
         y = x + bias
-        grad_output = load(grad_output_row + offset(column, grad_output_column_strides), is_row, is_column).to(
-            COMPUTE
-        )
+        grad_output = load(
+            grad_output_row + offset(column, grad_output_column_strides), is_row, is_column
+        ).to(COMPUTE)
         add = y * 2 + 1
         grad_x = tl.where(tl.where(add < 0, 0.0, add) <= 0, 0, grad_output) * 2
         tl.store(

@@ -163,9 +163,9 @@ def instance_norm_relu_backward(
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             sub_21 = x - instance_norm_total / columns
             mul_36 = sub_21 * instance_norm
-            grad_output = load(grad_output_row + offset(column, grad_output_column_strides), is_row, is_column).to(
-                COMPUTE
-            )
+            grad_output = load(
+                grad_output_row + offset(column, grad_output_column_strides), is_row, is_column
+            ).to(COMPUTE)
             where = tl.where(tl.where(mul_36 < 0, 0.0, mul_36) <= 0, 0, grad_output)
             sum_2 += tl.where(exists, where, 0.0)
             sum_1 += tl.where(exists, where * mul_36, 0.0)
@@ -187,9 +187,9 @@ def instance_norm_relu_backward(
         x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
         sub_21 = x - instance_norm_total / columns
         mul_36 = sub_21 * instance_norm
-        grad_output = load(grad_output_row + offset(column, grad_output_column_strides), is_row, is_column).to(
-            COMPUTE
-        )
+        grad_output = load(
+            grad_output_row + offset(column, grad_output_column_strides), is_row, is_column
+        ).to(COMPUTE)
         where = tl.where(tl.where(mul_36 < 0, 0.0, mul_36) <= 0, 0, grad_output)
         grad_x = (where - sum_2 / columns - mul_36 * (sum_1 / columns)) * instance_norm
         tl.store(

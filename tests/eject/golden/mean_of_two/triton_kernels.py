@@ -109,9 +109,9 @@ def mean_of_two_backward(
             block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
-        grad_output = tl.load(grad_output_pointer + offset(row, grad_output_row_strides), is_row).to(
-            COMPUTE
-        )
+        grad_output = tl.load(
+            grad_output_pointer + offset(row, grad_output_row_strides), is_row
+        ).to(COMPUTE)
         grad_x = grad_output * math.exp(mean / columns, ROUNDED) / columns
         tl.store(
             grad_x_row + offset(column, grad_x_column_strides),

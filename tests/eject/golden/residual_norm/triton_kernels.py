@@ -57,9 +57,9 @@ def residual_norm(
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
-            residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
-                COMPUTE
-            )
+            residual = load(
+                residual_row + offset(column, residual_column_strides), is_row, is_column
+            ).to(COMPUTE)
             hidden = x + residual
             normed_total += tl.where(exists, hidden, 0.0)
     else:
@@ -77,9 +77,9 @@ def residual_norm(
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
-            residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
-                COMPUTE
-            )
+            residual = load(
+                residual_row + offset(column, residual_column_strides), is_row, is_column
+            ).to(COMPUTE)
             hidden = x + residual
             normed = hidden - normed_total / columns
             normed_squares += tl.where(exists, normed * normed, 0.0)
@@ -96,21 +96,21 @@ def residual_norm(
         )
         exists = is_row & is_column
         x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
-        residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
-            COMPUTE
-        )
+        residual = load(
+            residual_row + offset(column, residual_column_strides), is_row, is_column
+        ).to(COMPUTE)
         hidden = x + residual
         normed = hidden - normed_total / columns
         normed_2 = normed_squares / columns + 1e-05
         normed_3 = math.rsqrt(normed_2, ROUNDED)
         normed_4 = normed * normed_3
-        weight = load(weight_pointer + offset(column, weight_column_strides), is_row, is_column).to(
-            COMPUTE
-        )
+        weight = load(
+            weight_pointer + offset(column, weight_column_strides), is_row, is_column
+        ).to(COMPUTE)
         normed_5 = normed_4 * weight
-        bias = load(bias_pointer + offset(column, bias_column_strides), is_row, is_column).to(
-            COMPUTE
-        )
+        bias = load(
+            bias_pointer + offset(column, bias_column_strides), is_row, is_column
+        ).to(COMPUTE)
         normed_6 = normed_5 + bias
         gelu = normed_6 * 0.5 * (math.erf(normed_6 * 0.7071067811865476, ROUNDED) + 1)
         output = gelu * 2
@@ -153,7 +153,10 @@ def residual_norm_backward(
     first_turn, end_turn = share_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS)
     for turn in range(first_turn, end_turn):
         row, is_row = turn_of_rows(turn, row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
-        turn_partials = partials_of_turn(partials_pointer, turn - first_turn, 4, BLOCK_ROWS, PARTS)
+        if PARTS > 1:
+            turn_partials = partials_of_turn(
+                partials_pointer, turn - first_turn, 4, BLOCK_ROWS, PARTS
+            )
         x_row = x_pointer + offset(row, x_row_strides)
         residual_row = residual_pointer + offset(row, residual_row_strides)
         grad_output_row = grad_output_pointer + offset(row, grad_output_row_strides)
@@ -168,9 +171,9 @@ def residual_norm_backward(
                 )
                 exists = is_row & is_column
                 x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
-                residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
-                    COMPUTE
-                )
+                residual = load(
+                    residual_row + offset(column, residual_column_strides), is_row, is_column
+                ).to(COMPUTE)
                 hidden = x + residual
                 normed_total += tl.where(exists, hidden, 0.0)
         else:
@@ -186,12 +189,12 @@ def residual_norm_backward(
                         block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                     )
                     exists = is_row & is_column
-                    x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(
-                        COMPUTE
-                    )
-                    residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
-                        COMPUTE
-                    )
+                    x = load(
+                        x_row + offset(column, x_column_strides), is_row, is_column
+                    ).to(COMPUTE)
+                    residual = load(
+                        residual_row + offset(column, residual_column_strides), is_row, is_column
+                    ).to(COMPUTE)
                     hidden = x + residual
                     normed = hidden - normed_total / columns
                     normed_squares += tl.where(exists, normed * normed, 0.0)
@@ -211,25 +214,31 @@ def residual_norm_backward(
                             block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                         )
                         exists = is_row & is_column
-                        grad_output = load(grad_output_row + offset(column, grad_output_column_strides), is_row, is_column).to(
-                            COMPUTE
-                        )
-                        x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(
-                            COMPUTE
-                        )
-                        residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
-                            COMPUTE
-                        )
+                        grad_output = load(
+                            grad_output_row + offset(column, grad_output_column_strides),
+                            is_row,
+                            is_column,
+                        ).to(COMPUTE)
+                        x = load(
+                            x_row + offset(column, x_column_strides), is_row, is_column
+                        ).to(COMPUTE)
+                        residual = load(
+                            residual_row + offset(column, residual_column_strides),
+                            is_row,
+                            is_column,
+                        ).to(COMPUTE)
                         hidden = x + residual
                         normed = hidden - normed_total / columns
                         normed_4 = normed * normed_3
-                        weight = load(weight_pointer + offset(column, weight_column_strides), is_row, is_column).to(
-                            COMPUTE
-                        )
+                        weight = load(
+                            weight_pointer + offset(column, weight_column_strides),
+                            is_row,
+                            is_column,
+                        ).to(COMPUTE)
                         normed_5 = normed_4 * weight
-                        bias = load(bias_pointer + offset(column, bias_column_strides), is_row, is_column).to(
-                            COMPUTE
-                        )
+                        bias = load(
+                            bias_pointer + offset(column, bias_column_strides), is_row, is_column
+                        ).to(COMPUTE)
                         normed_6 = normed_5 + bias
                         mul_31 = (
                             math.exp(normed_6 * normed_6 * (-0.5), ROUNDED)
@@ -257,25 +266,31 @@ def residual_norm_backward(
                             block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                         )
                         exists = is_row & is_column
-                        grad_output = load(grad_output_row + offset(column, grad_output_column_strides), is_row, is_column).to(
-                            COMPUTE
-                        )
-                        x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(
-                            COMPUTE
-                        )
-                        residual = load(residual_row + offset(column, residual_column_strides), is_row, is_column).to(
-                            COMPUTE
-                        )
+                        grad_output = load(
+                            grad_output_row + offset(column, grad_output_column_strides),
+                            is_row,
+                            is_column,
+                        ).to(COMPUTE)
+                        x = load(
+                            x_row + offset(column, x_column_strides), is_row, is_column
+                        ).to(COMPUTE)
+                        residual = load(
+                            residual_row + offset(column, residual_column_strides),
+                            is_row,
+                            is_column,
+                        ).to(COMPUTE)
                         hidden = x + residual
                         normed = hidden - normed_total / columns
                         normed_4 = normed * normed_3
-                        weight = load(weight_pointer + offset(column, weight_column_strides), is_row, is_column).to(
-                            COMPUTE
-                        )
+                        weight = load(
+                            weight_pointer + offset(column, weight_column_strides),
+                            is_row,
+                            is_column,
+                        ).to(COMPUTE)
                         normed_5 = normed_4 * weight
-                        bias = load(bias_pointer + offset(column, bias_column_strides), is_row, is_column).to(
-                            COMPUTE
-                        )
+                        bias = load(
+                            bias_pointer + offset(column, bias_column_strides), is_row, is_column
+                        ).to(COMPUTE)
                         normed_6 = normed_5 + bias
                         mul_31_2 = (
                             math.exp(normed_6 * normed_6 * (-0.5), ROUNDED)

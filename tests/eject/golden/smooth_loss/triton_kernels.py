@@ -46,12 +46,12 @@ def smooth_loss(
                 block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            prediction = load(prediction_pointer + offset(column, prediction_column_strides), is_row, is_column).to(
-                COMPUTE
-            )
-            target = load(target_pointer + offset(column, target_column_strides), is_row, is_column).to(
-                COMPUTE
-            )
+            prediction = load(
+                prediction_pointer + offset(column, prediction_column_strides), is_row, is_column
+            ).to(COMPUTE)
+            target = load(
+                target_pointer + offset(column, target_column_strides), is_row, is_column
+            ).to(COMPUTE)
             huber_loss = tl.abs(prediction - target)
             huber_loss_2 += tl.where(
                 exists,
@@ -88,9 +88,9 @@ def smooth_loss_backward(
     """Compute grad_prediction, grad_target. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS
     elements; the columns are the innermost loop, the rows all others."""
     element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
-    prediction = load(prediction_pointer + offset(element, prediction_strides), is_row, is_column).to(
-        COMPUTE
-    )
+    prediction = load(
+        prediction_pointer + offset(element, prediction_strides), is_row, is_column
+    ).to(COMPUTE)
     target = load(target_pointer + offset(element, target_strides), is_row, is_column).to(COMPUTE)
     sub_2 = prediction - target
     grad_output = tl.load(grad_output_pointer).to(COMPUTE)

@@ -142,9 +142,9 @@ def soft_maximum_backward(
             block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
-        grad_output = tl.load(grad_output_pointer + offset(row, grad_output_row_strides), is_row).to(
-            COMPUTE
-        )
+        grad_output = tl.load(
+            grad_output_pointer + offset(row, grad_output_row_strides), is_row
+        ).to(COMPUTE)
         x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
         exp_1 = math.exp(x - (math.log(logsumexp_3, ROUNDED) + logsumexp_2), ROUNDED)
         grad_x = grad_output * exp_1

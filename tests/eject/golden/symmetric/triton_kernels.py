@@ -48,14 +48,14 @@ def symmetric_backward(
     """Compute grad_x. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
     are the innermost loop, the rows all others."""
     element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
-    grad_output = load(grad_output_pointer + offset(element, grad_output_strides), is_row, is_column).to(
-        COMPUTE
-    )
+    grad_output = load(
+        grad_output_pointer + offset(element, grad_output_strides), is_row, is_column
+    ).to(COMPUTE)
     x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
     x_2 = load(x_2_pointer + offset(element, x_2_strides), is_row, is_column).to(COMPUTE)
-    grad_output_2 = load(grad_output_2_pointer + offset(element, grad_output_2_strides), is_row, is_column).to(
-        COMPUTE
-    )
+    grad_output_2 = load(
+        grad_output_2_pointer + offset(element, grad_output_2_strides), is_row, is_column
+    ).to(COMPUTE)
     sub_8 = 1 - math.tanh(x + x_2, ROUNDED) * math.tanh(x + x_2, ROUNDED)
     sub_8_2 = 1 - math.tanh(x_2 + x, ROUNDED) * math.tanh(x_2 + x, ROUNDED)
     grad_x = grad_output * sub_8 + grad_output_2 * sub_8_2

@@ -1,0 +1,229 @@
+"""The making of nodes (``loops.py``) from ATen operators, for ``lower.py`` and its parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import sympy
+import torch
+from torch import Tensor, fx
+
+from fuselab.ejection.capture import is_user_named, source_line, user_name
+from fuselab.ejection.loops import (
+    Constant,
+    Index,
+    Kind,
+    Node,
+    Pointwise,
+    Rearrangement,
+    Reduction,
+    Size,
+    View,
+)
+from fuselab.ejection.parts import Parts, exact_size, floored
+from fuselab.ejection.two_steps import by_rows, in_two_steps
+from fuselab.errors import EjectError
+
+Sizes = Sequence[sympy.Expr]
+FxNode = Any  # torch.fx.Node, whose arguments are typed as a union of twenty types
+
+
+class Steps:
+    """Hold the nodes that are known, and make new ones."""
+
+    def __init__(
+        self, hints: Mapping[sympy.Symbol, int], equal: Mapping[sympy.Symbol, sympy.Expr]
+    ) -> None:
+        self.known: dict[FxNode, Any] = {}
+        self.equal = equal
+        self.hints = hints
+        self.parts = Parts(hints)
+        self.reduced: set[tuple[Sizes, tuple[int, ...]]] = set()  # sizes, and dimensions of them
+        self.floors: dict[sympy.Expr, sympy.Expr] = {}  # divisions that may lose a remainder
+
+    def common(self, node: FxNode, name: str | None = None) -> dict[str, Any]:
+        value: Tensor = node.meta["val"]
+        return {
+            "name": name or user_name(node),
+            "sizes": self.sizes_of(node),
+            "kind": kind_of(value.dtype),
+            "line": source_line(node),
+            "is_named": is_user_named(node),
+        }
+
+    def value(self, argument: Any) -> Any:
+        if isinstance(argument, fx.Node):
+            if argument in self.known:
+                return self.known[argument]
+            return Size(expression_of(argument.meta["val"]))
+        return Constant(as_written(argument))
+
+    def values(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(map(self.value, arguments))
+
+    def pointwise(self, node: FxNode, function: str, operands: tuple[Any, ...]) -> Node:
+        return self.parts.pointwise(
+            Pointwise(**self.common(node), function=function, operands=operands)
+        )
+
+    def sizes_of(self, node: FxNode) -> tuple[sympy.Expr, ...]:
+        return self.sizes_of_value(node.meta["val"])
+
+    def sizes_of_value(self, value: Tensor) -> tuple[sympy.Expr, ...]:
+        """Return the sizes of a traced tensor."""
+        return tuple(self.exact(expression_of(size)) for size in value.shape)
+
+    def exact(self, size: sympy.Expr) -> sympy.Expr:
+        return exact_size(size.subs(self.equal).xreplace(self.floors), self.hints)
+
+    def floored_sizes(self, value: Tensor) -> tuple[sympy.Expr, ...]:
+        """Return the sizes of a traced tensor, whose divisions may lose a remainder here and in all
+        tensors that are made of it."""
+        for size in value.shape:
+            self.floors.update(floored(expression_of(size).subs(self.equal)))
+        return self.sizes_of_value(value)
+
+    def hint(self, size: sympy.Expr) -> int:
+        return int(size.subs(self.hints)) if size.free_symbols else int(size)
+
+    def view(self, node: FxNode, source: Node, index: Rearrangement) -> Node:
+        common = self.common(node)
+        common["name"] = source.name
+        return self.parts.view(View(**common, source=source, index=index))
+
+    def reduction(self, node: FxNode, function: str) -> Node:
+        common = self.common(node)
+        source = self.converted(node, self.known[node.args[0]], common["kind"])
+        dims, keepdim = self.reduced_dims(node)
+        if not dims:
+            return source  # the sum of a 0-d tensor
+        whole = Reduction(**common, function=function, source=source, dims=dims, keepdim=keepdim)
+        if self.is_last(node, whole):
+            whole = in_two_steps(whole, self.hint)
+        whole = by_rows(whole, self.reduced)
+        self.reduced.add((tuple(source.sizes), dims))
+        return self.parts.reduction(whole)
+
+    def is_last(self, node: FxNode, whole: Reduction) -> bool:
+        """Return whether no elements are computed from a reduction, and none like it goes over the
+        dimensions that this one keeps: such a one has the rows that this one sums over."""
+        sizes = whole.source.sizes
+        if whole.kept and (tuple(sizes), whole.kept) in self.reduced:
+            return False
+        seen: set[FxNode] = set()
+        stack = list(node.users)
+        while stack:
+            user = stack.pop()
+            value = user.meta.get("val")
+            if user in seen or not isinstance(value, Tensor):
+                continue
+            seen.add(user)
+            if self.sizes_of(user) == sizes:
+                return False
+            stack += user.users
+        return True
+
+    def reduced_dims(self, node: FxNode) -> tuple[tuple[int, ...], bool]:
+        """Return the dimensions that a reduction goes over, and whether they keep size 1."""
+        arguments = arguments_of(node)
+        rank = len(self.known[node.args[0]].sizes)
+        dims = arguments.get("dim")
+        dims = [dims] if isinstance(dims, int) else dims
+        found = tuple(sorted(dim % rank for dim in dims)) if dims and rank else tuple(range(rank))
+        return found, bool(arguments.get("keepdim", False))
+
+    def converted(self, node: FxNode, source: Node, kind: Kind) -> Node:
+        """Return the elements of ``source`` as numbers of another kind."""
+        if source.kind == kind:
+            return source
+        return self.element(
+            node, f"{source.name}_as_{kind}", source.sizes, kind, f"to_{kind}", source
+        )
+
+    def element(
+        self, node: FxNode, label: str, sizes: Sizes, kind: Kind, function: str, *operands: Any
+    ) -> Node:
+        """Return a scalar function of nodes as a step on the way to ``node``."""
+        return self.parts.pointwise(
+            Pointwise(label, tuple(sizes), kind, source_line(node), False, function, operands)
+        )
+
+    def refuse(self, node: FxNode) -> NoReturn:
+        raise EjectError(
+            f"{node.target} has no generated kernel{at_line(node)}; "
+            "eject the parts before and after it."
+        )
+
+    def step(
+        self, node: FxNode, label: str, function: str, *operands: Any, kind: Kind | None = None
+    ) -> Node:
+        """Return a scalar function with the sizes of ``node`` as a step on the way to it."""
+        common = self.common(node)
+        name = f"{common['name']}_{label}"
+        return self.element(
+            node, name, common["sizes"], kind or common["kind"], function, *operands
+        )
+
+    def as_integers(self, node: FxNode, values: Sequence[Node]) -> list[Node]:
+        return [self.step(node, "bit", "to_int", value, kind="int") for value in values]
+
+    def as_kind(self, node: FxNode, source: Node) -> Node:
+        return self.converted(node, source, kind_of(node.meta["val"].dtype))
+
+
+def expression_of(size: Any) -> sympy.Expr:
+    """Return a size, an int or a SymInt, as a sympy expression."""
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(int(size))
+
+
+def _float32(number: float) -> float:
+    return torch.tensor(number, dtype=torch.float32).item()
+
+
+def as_written(number: Any) -> Any:
+    """Return a float that PyTorch has rounded to float32, as it does the eps of an RMS norm, as the
+    shortest number that rounds to it: 1e-05 for 9.999999747378752e-06. Others stay."""
+    if not isinstance(number, float) or not math.isfinite(number) or _float32(number) != number:
+        return number
+    return next(
+        short
+        for digits in range(1, 18)
+        for short in [float(f"{number:.{digits}g}")]
+        if _float32(short) == number
+    )
+
+
+def kind_of(dtype: torch.dtype) -> Kind:
+    if dtype == torch.bool:
+        return "bool"
+    return "float" if dtype.is_floating_point else "int"
+
+
+def at_line(node: FxNode) -> str:
+    line = source_line(node)
+    return f" ({line})" if line else ""
+
+
+def arguments_of(node: FxNode) -> dict[str, Any]:
+    """Return a node's arguments by their names in the operator's schema."""
+    schema = node.target._schema
+    names = [argument.name for argument in schema.arguments]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def number_of(argument: Any) -> Any:
+    return argument.meta["val"] if isinstance(argument, fx.Node) else argument
+
+
+def inserted(dims: Sequence[int]) -> Rearrangement:
+    """Return the index map that puts dimensions of size 1 back at ``dims``."""
+
+    def index_of(index: Index, *_: Any) -> Index:
+        entries = list(index)
+        for dim in sorted(dims):
+            entries.insert(dim, ())
+        return tuple(entries)
+
+    return index_of

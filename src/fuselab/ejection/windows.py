@@ -1,0 +1,468 @@
+"""Pooling and unfolding: windows over a tensor, whose elements are the columns of a kernel.
+
+A window's elements are a ``Choice``, at positions computed from those of the result and within the
+window. The gradient gathers too: an element sums over the windows that cover it, which are at most
+as many along a dimension as steps fit in a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sympy
+
+from fuselab.ejection.capture import source_line, user_name
+from fuselab.ejection.chosen import ChosenElements
+from fuselab.ejection.loops import Constant, Node, Reduction, View
+from fuselab.ejection.parts import regrouped
+from fuselab.ejection.steps import FxNode, arguments_of, number_of
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows over the last dimensions of a tensor; each tuple has one entry for each of them.
+
+    ``sizes`` are those of the tensor, ``results`` the number of windows along each dimension.
+    ``may_leave`` says whether a window can reach beyond the tensor.
+    """
+
+    sizes: tuple[sympy.Expr, ...]
+    results: tuple[sympy.Expr, ...]
+    kernel: tuple[int, ...]
+    step: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    may_leave: bool
+
+    @property
+    def rank(self) -> int:
+        return len(self.kernel)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return the names of the dimensions."""
+        return ("depth", "height", "width")[3 - self.rank :]
+
+    @cached_property
+    def window(self) -> tuple[sympy.Expr, ...]:
+        return tuple(map(sympy.Integer, self.kernel))
+
+    @cached_property
+    def covering(self) -> tuple[sympy.Expr, ...]:
+        """How many windows can cover an element, along each dimension."""
+        reaches = (
+            (kernel - 1) * dilation + 1
+            for kernel, dilation in zip(self.kernel, self.dilation, strict=True)
+        )
+        pairs = zip(reaches, self.step, strict=True)
+        return tuple(sympy.Integer(-(-reach // step)) for reach, step in pairs)
+
+
+class Pooling(ChosenElements):
+    """The lowering of these operators."""
+
+    def windows_of(self, node: FxNode, source: Node, results: Sequence[sympy.Expr]) -> Windows:
+        """Return the windows that the arguments of a pooling operator describe; ``results`` are
+        the sizes of its result."""
+        arguments = arguments_of(node)
+        rank = len(arguments["kernel_size"])
+
+        def each(name: str, default: Sequence[int]) -> tuple[int, ...]:
+            given = [number_of(one) for one in arguments.get(name) or default]
+            if not all(isinstance(one, int) for one in given):
+                self.refuse(node)
+            return tuple(given * rank if len(given) == 1 else given)
+
+        kernel = each("kernel_size", ())
+        padding = each("padding", (0,))
+        return Windows(
+            source.sizes[-rank:],
+            tuple(results[-rank:]),
+            kernel,
+            each("stride", kernel),
+            padding,
+            each("dilation", (1,)),
+            any(padding) or bool(arguments.get("ceil_mode", False)),
+        )
+
+    def both(self, node: FxNode, conditions: Sequence[Node]) -> Node | None:
+        """Return whether all of some conditions hold; None if there are none."""
+        found: Node | None = None
+        for one in conditions:
+            if found is None:
+                found = one
+                continue
+            pairs = zip(found.sizes, one.sizes, strict=True)
+            sizes = tuple(other if size == 1 else size for size, other in pairs)
+            found = self.element(node, "is_inside", sizes, "bool", "and", found, one)
+        return found
+
+    def in_dimension(self, node: FxNode, place: Node, size: sympy.Expr) -> list[Node]:
+        """Return the conditions that a position is in a dimension."""
+        return [
+            self.element(node, "is_inside", place.sizes, "bool", "ge", place, Constant(0)),
+            self.element(
+                node, "is_inside", place.sizes, "bool", "lt", place, self.size_number(size)
+            ),
+        ]
+
+    def affine(self, node: FxNode, label: str, place: Node, factor: int, added: int) -> Node:
+        """Return ``place * factor + added``."""
+        if factor != 1:
+            place = self.whole(node, label, place.sizes, "mul", place, Constant(factor))
+        if added:
+            place = self.whole(node, label, place.sizes, "add", place, Constant(added))
+        return place
+
+    # --- forward
+
+    def places_in(
+        self, node: FxNode, windows: Windows, wide: Sequence[sympy.Expr]
+    ) -> tuple[list[Node], Node | None]:
+        """Return the position in the tensor along each dimension of a window's element, and whether
+        it is inside; None if it always is. ``wide`` has the sizes of the results, then the
+        window's."""
+        first = len(wide) - 2 * windows.rank
+        places, conditions = [], []
+        for dim, word in enumerate(windows.words):
+            start = self.affine(
+                node,
+                "start",
+                self.along(node, wide, first + dim),
+                windows.step[dim],
+                -windows.padding[dim],
+            )
+            inner = self.affine(
+                node,
+                "within",
+                self.along(node, wide, first + windows.rank + dim),
+                windows.dilation[dim],
+                0,
+            )
+            sizes = tuple(
+                size if place in (first + dim, first + windows.rank + dim) else sympy.Integer(1)
+                for place, size in enumerate(wide)
+            )
+            place = self.whole(node, f"{word}_place", sizes, "add", start, inner)
+            if windows.may_leave:
+                conditions += self.in_dimension(node, place, windows.sizes[dim])
+            places.append(place)
+        return places, self.both(node, conditions)
+
+    def in_windows(
+        self, node: FxNode, source: Node, windows: Windows, results: Sequence[sympy.Expr]
+    ) -> tuple[Node, list[Node], Node | None]:
+        """Return the elements of all windows, their positions and whether they are inside."""
+        wide = (*results, *windows.window)
+        places, is_inside = self.places_in(node, windows, wide)
+        first = len(source.sizes) - windows.rank
+        safe = [self.inside_or_first(node, place, is_inside) for place in places]
+        elements = self.choice(
+            node, wide, source, (*[None] * first, *safe), (*range(first), *[None] * windows.rank)
+        )
+        return elements, places, is_inside
+
+    def inside_or_first(self, node: FxNode, place: Node, is_inside: Node | None) -> Node:
+        """Return the position, 0 where it is outside."""
+        if is_inside is None:
+            return place
+        return self.whole(
+            node, f"inner_{place.name}", is_inside.sizes, "where", is_inside, place, Constant(0)
+        )
+
+    def over_windows(
+        self, node: FxNode, label: str, function: str, source: Node, rank: int
+    ) -> Node:
+        """Return the reduction over the last ``rank`` dimensions."""
+        sizes = source.sizes[:-rank]
+        if all(size == 1 for size in source.sizes[-rank:]):
+            return self.parts.view(
+                View(
+                    source.name, sizes, source.kind, source_line(node), False, source,
+                    lambda index, *_: (*index, *[()] * rank),
+                )
+            )  # fmt: skip
+        dims = tuple(range(len(sizes), len(source.sizes)))
+        return self.parts.reduction(
+            Reduction(label, sizes, source.kind, source_line(node), False, function, source, dims)
+        )
+
+    def op_avg_pool2d(self, node: FxNode) -> Node:
+        source: Node = self.known[node.args[0]]
+        results = self.floored_sizes(node.meta["val"])
+        windows = self.windows_of(node, source, results)
+        elements, _, is_inside = self.in_windows(node, source, windows, results)
+        if is_inside is not None:
+            elements = self.element(
+                node, "element", elements.sizes, elements.kind, "where",
+                is_inside, elements, Constant(0.0),
+            )  # fmt: skip
+        total = self.over_windows(node, "window_sum", "sum", elements, windows.rank)
+        return self.pointwise(node, "div", (total, self.divisor(node, windows, results)))
+
+    op_avg_pool1d = op_avg_pool3d = op_avg_pool2d
+
+    def divisor(self, node: FxNode, windows: Windows, results: Sequence[sympy.Expr]) -> Any:
+        """Return the number that a window's sum is divided by."""
+        arguments = arguments_of(node)
+        override = arguments.get("divisor_override")
+        if override is not None:
+            return Constant(override)
+        if not windows.may_leave:
+            return Constant(int(sympy.prod(windows.window)))
+        counts_padding = arguments.get("count_include_pad", True)
+        count: Any = None
+        for dim in range(windows.rank):
+            first = len(results) - windows.rank
+            position = self.along(node, results, first + dim)
+            sizes = position.sizes
+            start = self.affine(node, "start", position, windows.step[dim], -windows.padding[dim])
+            end = self.affine(node, "end", start, 1, windows.kernel[dim])
+            last = windows.sizes[dim] + (windows.padding[dim] if counts_padding else 0)
+            end = self.whole(node, "end", sizes, "minimum", end, self.size_number(last))
+            if not counts_padding:
+                start = self.whole(node, "start", sizes, "maximum", start, Constant(0))
+            length = self.whole(node, "length", sizes, "sub", end, start)
+            count = length if count is None else self.product(node, count, length)
+        return count
+
+    def product(self, node: FxNode, one: Node, other: Node) -> Node:
+        pairs = zip(one.sizes, other.sizes, strict=True)
+        sizes = tuple(second if first == 1 else first for first, second in pairs)
+        return self.whole(node, "count", sizes, "mul", one, other)
+
+    def op_max_pool2d_with_indices(self, node: FxNode) -> tuple[Node, Node]:
+        source: Node = self.known[node.args[0]]
+        results = self.floored_sizes(node.meta["val"][0])
+        windows = self.windows_of(node, source, results)
+        elements, places, is_inside = self.in_windows(node, source, windows, results)
+        wide = elements.sizes
+        if is_inside is not None:
+            lowest = Constant(float("-inf") if source.kind == "float" else -(2**63))
+            elements = self.element(
+                node, "element", wide, source.kind, "where", is_inside, elements, lowest
+            )
+        rank, name = windows.rank, user_name(node)
+        largest = self.over_windows(node, name, "amax", elements, rank)
+        is_it = self.element(
+            node, "is_largest", wide, "bool", "eq", elements, self.spread(node, largest, 0, rank)
+        )
+        if source.kind == "float":
+            is_nan = self.element(node, "is_nan", wide, "bool", "isnan", elements)
+            is_it = self.element(node, "is_largest", wide, "bool", "or", is_it, is_nan)
+        if is_inside is not None:
+            is_it = self.element(node, "is_largest", wide, "bool", "and", is_it, is_inside)
+        flat = self.flat(node, places, windows, wide)
+        behind = self.size_number(sympy.prod(list(windows.sizes)))
+        place = self.whole(node, "place", wide, "where", is_it, flat, behind)
+        return largest, self.over_windows(node, f"{name}_place", "amin", place, rank)
+
+    op_max_pool3d_with_indices = op_max_pool2d_with_indices
+
+    def flat(
+        self, node: FxNode, places: Sequence[Node], windows: Windows, wide: Sequence[sympy.Expr]
+    ) -> Node:
+        """Return the position among all elements of the windows' dimensions."""
+        found = places[0]
+        for place, size in zip(places[1:], windows.sizes[1:], strict=True):
+            rows = self.whole(node, "rows", found.sizes, "mul", found, self.size_number(size))
+            pairs = zip(rows.sizes, place.sizes, strict=True)
+            sizes = tuple(other if one == 1 else one for one, other in pairs)
+            found = self.whole(node, "place", sizes, "add", rows, place)
+        return found
+
+    # --- backward
+
+    def covering(
+        self, node: FxNode, windows: Windows, wide: Sequence[sympy.Expr]
+    ) -> tuple[list[Node], Node | None]:
+        """Return along each dimension a window that can cover an element, and whether it does.
+        ``wide`` has the sizes of the tensor, then the numbers of windows."""
+        first = len(wide) - 2 * windows.rank
+        places, conditions = [], []
+        for dim, word in enumerate(windows.words):
+            step, padding = windows.step[dim], windows.padding[dim]
+            position = self.affine(node, "padded", self.along(node, wide, first + dim), 1, padding)
+            window = position
+            if step != 1:
+                window = self.whole(
+                    node, f"{word}_window", position.sizes, "intdiv", position, Constant(step)
+                )
+            sizes = tuple(
+                size if place in (first + dim, first + windows.rank + dim) else sympy.Integer(1)
+                for place, size in enumerate(wide)
+            )
+            place = window
+            if windows.covering[dim] != 1:
+                earlier = self.along(node, wide, first + windows.rank + dim)
+                place = self.whole(node, f"{word}_window", sizes, "sub", window, earlier)
+            start = self.affine(node, "start", place, step, 0)
+            distance = self.whole(node, "distance", sizes, "sub", position, start)
+            reach = (windows.kernel[dim] - 1) * windows.dilation[dim] + 1
+            conditions += self.in_dimension(node, place, windows.results[dim])
+            conditions.append(
+                self.element(node, "is_inside", sizes, "bool", "lt", distance, Constant(reach))
+            )
+            places.append(place)
+        return places, self.both(node, conditions)
+
+    def from_windows(
+        self, node: FxNode, of_windows: Sequence[Node], windows: Windows
+    ) -> tuple[list[Node], Node]:
+        """Return tensors of results at the windows that can cover each element, and whether they
+        do."""
+        sizes = (*self.sizes_of(node), *windows.covering)
+        places, is_inside = self.covering(node, windows, sizes)
+        assert is_inside is not None
+        first = len(of_windows[0].sizes) - windows.rank
+        safe = [self.inside_or_first(node, place, is_inside) for place in places]
+        found = [
+            self.choice(
+                node, sizes, one, (*[None] * first, *safe), (*range(first), *[None] * windows.rank)
+            )
+            for one in of_windows
+        ]
+        return found, is_inside
+
+    def gathered(self, node: FxNode, gradient: Node, is_inside: Node, rank: int) -> Node:
+        """Return the sum over windows of the gradients that are an element's."""
+        given = self.element(
+            node, gradient.name, gradient.sizes, "float", "where",
+            is_inside, gradient, Constant(0.0),
+        )  # fmt: skip
+        return self.over_windows(node, user_name(node), "sum", given, rank)
+
+    def op_avg_pool2d_backward(self, node: FxNode) -> Node:
+        gradient, source = self.known[node.args[0]], self.known[node.args[1]]
+        windows = self.windows_of(node, source, gradient.sizes)
+        divisor = self.divisor(node, windows, gradient.sizes)
+        share = self.element(node, gradient.name, gradient.sizes, "float", "div", gradient, divisor)
+        (of_windows,), is_inside = self.from_windows(node, [share], windows)
+        return self.gathered(node, of_windows, is_inside, windows.rank)
+
+    op_avg_pool1d_backward = op_avg_pool3d_backward = op_avg_pool2d_backward
+
+    def op_max_pool2d_with_indices_backward(self, node: FxNode) -> Node:
+        gradient, source = self.known[node.args[0]], self.known[node.args[1]]
+        place: Node = self.known[arguments_of(node)["indices"]]
+        windows = self.windows_of(node, source, gradient.sizes)
+        (of_windows, chosen), is_inside = self.from_windows(node, [gradient, place], windows)
+        sizes = of_windows.sizes
+        first = len(sizes) - 2 * windows.rank
+        own = [self.along(node, sizes, first + dim) for dim in range(windows.rank)]
+        flat = self.flat(node, own, windows, sizes)
+        is_own = self.element(node, "is_largest", sizes, "bool", "eq", chosen, flat)
+        is_inside = self.element(node, "is_largest", sizes, "bool", "and", is_own, is_inside)
+        return self.gathered(node, of_windows, is_inside, windows.rank)
+
+    op_max_pool3d_with_indices_backward = op_max_pool2d_with_indices_backward
+
+    # --- windows that divide the tensor
+
+    def op__adaptive_avg_pool2d(self, node: FxNode) -> Node:
+        source: Node = self.known[node.args[0]]
+        results = self.sizes_of(node)
+        rank = len(node.args[1])
+        lead = len(results) - rank
+        blocks = self.blocks(node, source, results, rank)
+        dims = tuple(lead + 2 * dim + 1 for dim in range(rank))
+        total = Reduction(
+            f"{user_name(node)}_total", results, "float", source_line(node), False, "sum",
+            blocks, dims,
+        )  # fmt: skip
+        count = self.size_number(sympy.prod([blocks.sizes[dim] for dim in dims]))
+        return self.pointwise(node, "div", (self.parts.reduction(total), count))
+
+    op__adaptive_avg_pool3d = op__adaptive_avg_pool2d
+
+    def blocks(self, node: FxNode, source: Node, results: Sequence[sympy.Expr], rank: int) -> Node:
+        """Return the tensor with each of its last dimensions as windows and elements of one. The
+        package requires that the windows be of one size."""
+        sizes = list(source.sizes[:-rank])
+        for size, count in zip(source.sizes[-rank:], results[-rank:], strict=True):
+            if not count.is_number or self.hint(size) % int(count):
+                self.refuse(node)
+            window = size / count if size.is_number else size // count
+            sizes += [count, window]
+        line = source_line(node)
+        return self.parts.view(
+            View(source.name, tuple(sizes), source.kind, line, False, source, regrouped)
+        )
+
+    def op__adaptive_avg_pool2d_backward(self, node: FxNode) -> Node:
+        gradient: Node = self.known[node.args[0]]
+        sizes = self.sizes_of(node)
+        rank = len(sizes) - 2 if len(sizes) > 3 else len(sizes) - 1
+        lead = len(sizes) - rank
+        blocks: list[sympy.Expr] = list(sizes[:lead])
+        count: sympy.Expr = sympy.Integer(1)
+        for size, windows in zip(sizes[lead:], gradient.sizes[lead:], strict=True):
+            if not windows.is_number or self.hint(size) % int(windows):
+                self.refuse(node)
+            window = size / windows if size.is_number else size // windows
+            blocks += [windows, window]
+            count *= window
+        line = source_line(node)
+        share = self.element(
+            node, "share", gradient.sizes, "float", "div", gradient, self.size_number(count)
+        )
+        spread = View(
+            share.name, tuple(blocks), "float", line, False, share,
+            lambda index, *_: (*index[:lead], *index[lead::2]),
+        )  # fmt: skip
+        return self.view(node, self.parts.view(spread), regrouped)
+
+    op__adaptive_avg_pool3d_backward = op__adaptive_avg_pool2d_backward
+
+    # --- unfolding
+
+    def op_unfold(self, node: FxNode) -> Node:
+        source: Node = self.known[node.args[0]]
+        sizes = self.floored_sizes(node.meta["val"])
+        dim = node.args[1] % max(1, len(source.sizes))
+        start = self.affine(node, "start", self.along(node, sizes, dim), node.args[3], 0)
+        inner = self.along(node, sizes, len(sizes) - 1)
+        both = tuple(
+            size if one in (dim, len(sizes) - 1) else sympy.Integer(1)
+            for one, size in enumerate(sizes)
+        )
+        place = self.whole(node, "place", both, "add", start, inner)
+        rank = len(source.sizes)
+        places = [place if one == dim else None for one in range(rank)]
+        return self.named(node, self.choice(node, sizes, source, places, range(rank)))
+
+    def op_unfold_backward(self, node: FxNode) -> Node:
+        """Return for each element the sum of the gradients of the windows that cover it."""
+        gradient: Node = self.known[node.args[0]]
+        dim, kernel, step = (number_of(one) for one in node.args[2:5])
+        sizes = self.sizes_of(node)
+        dim %= len(sizes)
+        windows = Windows(
+            (sizes[dim],), (gradient.sizes[dim],), (kernel,), (step,), (0,), (1,), True
+        )
+        wide = (*sizes, *windows.covering)
+        position, earlier = self.along(node, wide, dim), self.along(node, wide, len(sizes))
+        both = tuple(
+            size if one in (dim, len(sizes)) else sympy.Integer(1) for one, size in enumerate(wide)
+        )
+        window = position
+        if step != 1:
+            window = self.whole(node, "window", position.sizes, "intdiv", position, Constant(step))
+        if windows.covering[0] != 1:
+            window = self.whole(node, "window", both, "sub", window, earlier)
+        start = self.affine(node, "start", window, step, 0)
+        inner = self.whole(node, "distance", both, "sub", position, start)
+        is_short = self.element(node, "is_inside", both, "bool", "lt", inner, Constant(kernel))
+        is_inside = self.both(
+            node, [*self.in_dimension(node, window, gradient.sizes[dim]), is_short]
+        )
+        assert is_inside is not None
+        places: list[Node | None] = [None] * len(sizes)
+        places[dim] = self.inside_or_first(node, window, is_inside)
+        places.append(self.inside_or_first(node, inner, is_inside))
+        kept = (*range(len(sizes)), None)
+        chosen = self.choice(node, wide, gradient, places, kept)
+        return self.gathered(node, chosen, is_inside, 1)
