@@ -385,7 +385,7 @@ def _names_between(
             whole = names.get(node) or namer.name(node.name)
             found[node] = whole
             for place, leaf in enumerate(leaves(node)):
-                found[leaf] = namer.name(f"{whole}_{place}")
+                found[leaf] = names.get(leaf) or namer.name(f"{whole}_{place}")
         elif node in needed and node not in names and not isinstance(node, Input):
             found[node] = namer.name(node.name)
     return found

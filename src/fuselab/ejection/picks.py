@@ -17,6 +17,7 @@ from fuselab.ejection.loops import (
     Load,
     Position,
     Reduced,
+    Scanned,
     Size,
     walk,
 )
@@ -69,6 +70,9 @@ def pick_of(
                 return index
         return None
 
+    # A running reduction has no value at one column without those before it.
+    if any(isinstance(one, Scanned) for one in walk([reduced.operand])):
+        return None
     return visit(reduced.operand)
 
 

@@ -505,10 +505,8 @@ class At {
     using Plain = std::remove_const_t<Element>;
     const auto* from = reinterpret_cast<const Stored<Plain>*>(array.data) + offset<place>();
     const int64_t stride = stride_of<place>();
-    const int64_t count = extent == Extent::repeated ? 1 : count_;
     Stored<Plain> found[lanes<V>] = {};
-    for (int64_t i = 0; i < count; ++i) found[i] = from[(first_ + i) * stride + beyond[i]];
-    if (extent == Extent::repeated) std::fill_n(found + 1, lanes<V> - 1, found[0]);
+    for (int64_t i = 0; i < count_; ++i) found[i] = from[(first_ + i) * stride + beyond[i]];
     return computed<V, Plain>(load_as<StoredLanes<V, Plain>>(found));
   }
   template <class Value>
