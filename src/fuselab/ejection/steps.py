@@ -184,7 +184,8 @@ def _float32(number: float) -> float:
 def as_written(number: Any) -> Any:
     """Return a float that PyTorch has rounded to float32, as it does the eps of an RMS norm, as the
     shortest number that rounds to it: 1e-05 for 9.999999747378752e-06. Others stay."""
-    is_near = isinstance(number, float) and abs(number) <= torch.finfo(torch.float32).max
+    # The largest number has no shorter text that float32 holds.
+    is_near = isinstance(number, float) and abs(number) < torch.finfo(torch.float32).max
     if not is_near or _float32(number) != number:
         return number
     return next(
