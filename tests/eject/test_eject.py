@@ -362,3 +362,18 @@ def test_a_frozen_argument_is_refused_a_gradient(tmp_path: Path) -> None:
 
 def masked_bias(x: Tensor, bias: Tensor) -> Tensor:
     return torch.relu(x + bias)
+
+
+def test_a_loss_is_float32_under_autocast(tmp_path: Path) -> None:
+    """As eager's is, on a CPU too; a normalisation there keeps 16 bits."""
+
+    def of_classes(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(logits, target)
+
+    logits, target = torch.randn(4, 8), torch.tensor([1, 0, 7, 3])
+    folder = eject(of_classes, logits, target, out=tmp_path / "of_classes")
+    operator = fuselab.operator(load_op(str(folder)))
+    for implementation in ("cpp", "reference"):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = operator(logits.bfloat16(), target, implementation=implementation)
+        assert loss.dtype == torch.float32

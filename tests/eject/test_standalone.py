@@ -143,6 +143,11 @@ def test_the_written_test_passes(packages: Path) -> None:
 
 
 def imported(folder: Path, name: str) -> Any:
+    """Import a module of a package, although other tests may have imported one of its name."""
+    held = sys.modules.get(folder.name)
+    if held is not None and Path(str(held.__file__)).parent != folder:
+        for module in [key for key in sys.modules if key.partition(".")[0] == folder.name]:
+            del sys.modules[module]
     sys.path.insert(0, str(folder.parent))
     try:
         return importlib.import_module(f"{folder.name}.{name}")

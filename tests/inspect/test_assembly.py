@@ -206,7 +206,9 @@ def test_inlined_functions_belong_to_the_line_that_calls_them(
 ) -> None:
     source = Path(VECTOR_ADD).read_text().splitlines()
     code = summary.code_of(softmax)
-    assert {one.place.file for one in code if one.place} == {VECTOR_ADD}
+    # Triton's cache may hold the kernel as another checkout's same file compiled it.
+    names = {Path(one.place.file).name for one in code if one.place}
+    assert names == {Path(VECTOR_ADD).name}
 
     def line_of(one: sass.Instruction) -> str:
         assert one.place is not None

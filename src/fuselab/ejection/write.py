@@ -128,7 +128,7 @@ def _imports(package: Package, has_gradient: bool) -> str:
     ]
     signature = [
         *(["accepted"] if has_draw else []),
-        *(["float32_on_gpu"] if has_autocast else []),
+        *([autocast_helper(package)] if has_autocast else []),
         "mismatch",
         "output_like" if len(package.output_names) == 1 else "outputs_like",
     ]
@@ -404,28 +404,43 @@ def draw_text(package: Package | Cut) -> str:
 def autocast_text(package: Package) -> str:
     """Return the text of ``autocast``; empty where torch.autocast widens nothing."""
     called = {_function_name(node.target) for node in package.captured.traced.graph.nodes}
-    found = sorted(called & AUTOCAST_TO_FLOAT32)
-    if not found:
+    everywhere, on_gpu = called & AUTOCAST_TO_FLOAT32, called & AUTOCAST_TO_FLOAT32_ON_GPU
+    if not everywhere and not on_gpu:
         return ""
+    found = f"{', '.join(sorted(everywhere or on_gpu))}{'' if everywhere else ' on a GPU'}"
     return (
         "def autocast(autocast_dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:\n"
-        f'    """Cast as torch.autocast does for {", ".join(found)} on a GPU."""\n'
-        "    return float32_on_gpu(args)\n"
+        f'    """Cast as torch.autocast does for {found}."""\n'
+        f"    return {autocast_helper(package)}(args)\n"
     )
+
+
+def autocast_helper(package: Package) -> str:
+    """Return the name of the function of ``runtime/signature.py`` that ``autocast`` calls."""
+    called = {_function_name(node.target) for node in package.captured.traced.graph.nodes}
+    return "float32_everywhere" if called & AUTOCAST_TO_FLOAT32 else "float32_on_gpu"
 
 
 def _function_name(target: Any) -> str:
     return str(getattr(target, "__name__", target))
 
 
-# The functions that torch.autocast runs in float32 on a GPU (PyTorch's documentation of amp).
+# The functions that torch.autocast runs in float32 on every device, and those that it does on a GPU
+# alone (PyTorch's documentation of amp).
 AUTOCAST_TO_FLOAT32 = frozenset(
     (
-        "acos", "asin", "binary_cross_entropy_with_logits", "cosh", "cosine_similarity",
-        "cross_entropy", "cumprod", "cumsum", "dist", "erfinv", "exp", "expm1", "group_norm",
-        "kl_div", "l1_loss", "layer_norm", "log", "log10", "log1p", "log2", "log_softmax",
-        "mse_loss", "nll_loss", "norm", "normalize", "pow", "prod", "reciprocal", "rsqrt",
-        "sinh", "smooth_l1_loss", "softmax", "softmin", "softplus", "sum", "tan",
+        "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss",
+        "cross_entropy", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss",
+        "margin_ranking_loss", "mse_loss", "multi_margin_loss", "nll_loss", "poisson_nll_loss",
+        "prod", "smooth_l1_loss", "soft_margin_loss", "triplet_margin_loss",
+    )
+)  # fmt: skip
+AUTOCAST_TO_FLOAT32_ON_GPU = frozenset(
+    (
+        "acos", "asin", "cosh", "cosine_similarity", "cumprod", "cumsum", "dist", "erfinv", "exp",
+        "expm1", "group_norm", "layer_norm", "log", "log10", "log1p", "log2", "log_softmax",
+        "norm", "normalize", "pow", "reciprocal", "rsqrt", "sinh", "softmax", "softmin",
+        "softplus", "sum", "tan",
     )
 )  # fmt: skip
 

@@ -25,6 +25,7 @@ from fuselab.ejection.fold import formatted
 from fuselab.ejection.package import Package
 from fuselab.ejection.write import (
     DEVICES,
+    autocast_helper,
     autocast_text,
     declaration_text,
     draw_text,
@@ -108,7 +109,7 @@ def _init(package: Package) -> str:
 def _launchers(package: Package) -> str:
     has_gradient, widened = bool(package.backward), autocast_text(package)
     like = "output_like" if len(package.output_names) == 1 else "outputs_like"
-    signature = [*(["float32_on_gpu"] if widened else []), "mismatch", like]
+    signature = [*([autocast_helper(package)] if widened else []), "mismatch", like]
     declared = [*(["Differentiation"] if has_gradient else []), "Kernels", "Operator"]
     imports = [
         "from __future__ import annotations",

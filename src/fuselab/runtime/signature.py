@@ -106,13 +106,19 @@ def outputs_like(reference: Callable[..., Any], *args: Any) -> tuple[Tensor, ...
 
 def float32_on_gpu(args: Sequence[Any]) -> tuple[Any, ...]:
     """Return the arguments, tensors of 16 bits on a GPU as float32: what ``torch.autocast`` does
-    there for softmax, normalisations, sums and losses."""
+    there for softmax, normalisations and sums."""
+    return tuple(
+        float32_everywhere([arg])[0] if isinstance(arg, Tensor) and arg.is_cuda else arg
+        for arg in args
+    )
+
+
+def float32_everywhere(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the arguments, tensors of 16 bits as float32: what ``torch.autocast`` does for
+    losses."""
     return tuple(
         arg.float()
-        if isinstance(arg, Tensor)
-        and arg.is_cuda
-        and arg.is_floating_point()
-        and arg.element_size() == 2
+        if isinstance(arg, Tensor) and arg.is_floating_point() and arg.element_size() == 2
         else arg
         for arg in args
     )
