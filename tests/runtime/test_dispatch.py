@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -240,6 +242,18 @@ def test_a_failed_build_falls_back_once_and_is_a_failure_where_it_counts() -> No
         for _ in range(3):
             torch.testing.assert_close(function(*args), reference(*args))
     assert len(caught) == 1
+
+
+def test_threads_that_register_at_once_get_one_function() -> None:
+    op = make_op("test::by_threads")
+    start = threading.Barrier(8)
+
+    def register(_: int) -> Callable[..., Tensor]:
+        start.wait()
+        return fuselab.operator(op)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(register, range(8)))) == 1
 
 
 def test_registering_again_replaces_and_another_signature_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 
 from torch import Tensor
@@ -12,6 +13,8 @@ from fuselab.runtime.dispatch.autograd import autograd_function
 from fuselab.runtime.dispatch.public import public_function
 from fuselab.runtime.dispatch.registration import Registration
 from fuselab.runtime.registered import REGISTERED
+
+_registering = threading.RLock()  # first calls may come from several threads at once
 
 
 def operator(op: FusedOp) -> Callable[..., Tensor]:
@@ -26,14 +29,15 @@ def operator(op: FusedOp) -> Callable[..., Tensor]:
     Raises:
         ContractError: the declaration cannot be registered; names what to change.
     """
-    known = REGISTERED.get(op.name)
-    if known is None:
-        known = REGISTERED[op.name] = Registration(op)
-        if op.gradient is not None:
-            known.differentiate_by(autograd_function(known))
-        known.public = public_function(known)
-        # pickle finds a function by the module that binds it to its name, as for a namedtuple.
-        known.public.__module__ = sys._getframe(1).f_globals.get("__name__", __name__)
-    elif known.op is not op:
-        known.replace(op)
-    return known.public
+    with _registering:
+        known = REGISTERED.get(op.name)
+        if known is None:
+            known = REGISTERED[op.name] = Registration(op)
+            if op.gradient is not None:
+                known.differentiate_by(autograd_function(known))
+            known.public = public_function(known)
+            # pickle finds a function by the module that binds it to its name, as for a namedtuple.
+            known.public.__module__ = sys._getframe(1).f_globals.get("__name__", __name__)
+        elif known.op is not op:
+            known.replace(op)
+        return known.public
