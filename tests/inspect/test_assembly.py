@@ -201,14 +201,22 @@ def test_every_instruction_of_the_binary_is_parsed(cuda: Compiled) -> None:
         assert code[-1].base in ("EXIT", "RET", "BRA")
 
 
+def test_a_copy_of_a_file_has_lines_of_its_own(tmp_path: Path) -> None:
+    """Triton's cache goes by the text, and keeps the name of the file that had it first."""
+    for folder in ("first", "second"):
+        copy = tmp_path / folder / "vector_add.py"
+        copy.parent.mkdir()
+        copy.write_text(Path(VECTOR_ADD).read_text())
+        kernel = one(asked(f"{copy}:softmax_kernel", signature=SOFTMAX))
+        assert {one.place.file for one in summary.code_of(kernel) if one.place} == {str(copy)}
+
+
 def test_inlined_functions_belong_to_the_line_that_calls_them(
     softmax: Kernel, cuda: Compiled
 ) -> None:
     source = Path(VECTOR_ADD).read_text().splitlines()
     code = summary.code_of(softmax)
-    # Triton's cache may hold the kernel as another checkout's same file compiled it.
-    names = {Path(one.place.file).name for one in code if one.place}
-    assert names == {Path(VECTOR_ADD).name}
+    assert {one.place.file for one in code if one.place} == {VECTOR_ADD}
 
     def line_of(one: sass.Instruction) -> str:
         assert one.place is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -104,13 +104,31 @@ def compiled_launch(
     options = {name: value for name, value in keywords.items() if name in OPTIONS}
     with driver_for(architecture), _failures(function, architecture):
         run = run or type(function).run
-        compiled = run(
-            function, *args, grid=(1,), warmup=True, **{**options, **_rest(keywords, options)}
-        )
-        compiled = compiled.result() if hasattr(compiled, "result") else compiled
+
+        def compile_once() -> Any:
+            given = {**options, **_rest(keywords, options)}
+            made = run(function, *args, grid=(1,), warmup=True, **given)
+            return made.result() if hasattr(made, "result") else made
+
+        compiled = _of_this_file(function, compile_once)
     if callable(grid):
         grid = grid(values)
     return _kernel(function, compiled, architecture, values, grid)
+
+
+def _of_this_file(function: Any, compile_once: Callable[[], Any]) -> Any:
+    """Return the compiled kernel; compile it again if Triton's cache has it as another file with
+    the same text was compiled, whose name its lines would have."""
+    from triton import knobs
+
+    compiled = compile_once()
+    file = inspect.getsourcefile(function.fn)
+    if file is None or file in compiled.asm["ttir"]:
+        return compiled
+    function.device_caches.clear()
+    with knobs.compilation.scope():
+        knobs.compilation.always_compile = True
+        return compile_once()
 
 
 def _rest(keywords: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +176,10 @@ def compiled_signature(
     options = {name: value for name, value in settings.items() if name in OPTIONS}
     with _failures(function, architecture):
         source = ASTSource(function, kinds, constants, attributes)
-        compiled = compile_source(source, target=target_of(architecture), options=options)
+        target = target_of(architecture)
+        compiled = _of_this_file(
+            function, lambda: compile_source(source, target=target, options=options)
+        )
     values = {name: constants.get((place,)) for place, name in enumerate(function.arg_names)}
     return _kernel(function, compiled, architecture, values, None)
 
