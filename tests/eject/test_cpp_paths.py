@@ -162,7 +162,7 @@ def test_masked_scores(run):
 
 
 def test_slow_values_are_handed_from_kernel_to_kernel(package, run):
-    """Without that the gradients of the weight compute the activation's a second time."""
+    """The kernel of the weight's gradient reads the activation's derivative and computes none."""
     text = (package(grouped)[0] / "cpu_kernels.cpp").read_text()
     of_weight = text.split("// Computes")[3]
     assert "grad_weight" in of_weight

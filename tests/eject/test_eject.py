@@ -365,7 +365,7 @@ def masked_bias(x: Tensor, bias: Tensor) -> Tensor:
 
 
 def test_a_loss_is_float32_under_autocast(tmp_path: Path) -> None:
-    """As eager's is, on a CPU too; a normalisation there keeps 16 bits."""
+    """Eager's loss is float32 under autocast on a CPU too."""
 
     def of_classes(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(logits, target)

@@ -29,7 +29,7 @@ SUM_LINE, STORE_LINE = LINES["total = tl.load"], LINES["tl.store"]
 
 
 def seen(spec: str, **fields: Any) -> dict[str, Any]:
-    """What a session sees, from the interpreter's process that all tests of this file share."""
+    """Return what a session sees; the tests of this file share one process of the interpreter."""
     answer = "fuselab.inspect.debugger.child:answered"
     found: dict[str, Any] = json.loads(json.dumps(interpreter.run(answer, spec=spec, **fields)))
     return found

@@ -42,7 +42,7 @@ def test_asm(
 
 @pytest.mark.parametrize(("call", "said"), sessions("debug.md"))
 def test_debug(call: str, said: str) -> None:
-    """What the page shows behind ``(debug)`` is typed into pdb, which does not repeat it."""
+    """Type into pdb the words that the page shows behind ``(debug)``; pdb does not repeat them."""
     typed = "".join(f"{words}\n" for words in TYPED.findall(f"{said}\n"))
     done = subprocess.run(
         [sys.executable, "-m", "fuselab", *shlex.split(call)],

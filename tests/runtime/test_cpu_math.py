@@ -71,7 +71,7 @@ def test_within_two_ulp(function, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("function", ["sin", "cos"])
 def test_angles_near_multiples_of_a_quarter_turn(function, dtype):
-    """What is left of such an angle has few digits of its own."""
+    """Such an angle less its quarter turns is small, and all of its digits must be right."""
     angles = torch.arange(-8000, 8000, dtype=torch.float64) * (torch.pi / 2)
     values = angles[angles.abs() < 8192].to(dtype)
     values = torch.cat([values, values.new_full((-len(values) % 16,), 9000.0)])

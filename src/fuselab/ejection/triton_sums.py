@@ -25,9 +25,11 @@ class _Summing(Rows):
     def written(self) -> tuple[Operand, ...]:
         return tuple(one for one in self.plan.stored if one not in self.sums)
 
-    def left(self) -> str:
-        """Return the names of the sums, for a docstring."""
-        return ", ".join(one.name for one in self.summed)
+    def computed(self) -> str:
+        """Return the first words of the docstring: all that the function computes."""
+        names = ", ".join(one.name for one in self.written)
+        sums = ", ".join(one.name for one in self.summed)
+        return f"Compute {names}{', and ' if names else ''}the sums over the rows of {sums}."
 
     def start_sums(self) -> None:
         for name in self.sums.values():
@@ -69,10 +71,8 @@ class SummingRows(_Summing):
 
     def docstring(self) -> str:
         kernel = self.plan.kernel
-        names = ", ".join(one.name for one in self.written)
-        compute = f"Compute {names}, and the sums" if names else "Compute the sums"
         return (
-            f"{compute} over the rows of {self.left()}. A program owns blocks of BLOCK_ROWS rows "
+            f"{self.computed()} A program owns blocks of BLOCK_ROWS rows "
             f"({self.loops(kernel.row_axes)}), one after the other, and sweeps over their columns "
             f"({self.loops(kernel.column_axes)}), BLOCK_COLUMNS at a time. If PARTS programs share "
             "a row, each sweep is a launch of its own, and SWEEP is its number."
@@ -121,10 +121,8 @@ class SummingColumns(_Summing):
 
     def docstring(self) -> str:
         kernel = self.plan.kernel
-        names = ", ".join(one.name for one in self.written)
-        compute = f"Compute {names}, and the sums" if names else "Compute the sums"
         return (
-            f"{compute} over the rows of {self.left()}. A program owns BLOCK_COLUMNS columns "
+            f"{self.computed()} A program owns BLOCK_COLUMNS columns "
             f"({self.loops(kernel.column_axes)}) and blocks of BLOCK_ROWS rows "
             f"({self.loops(kernel.row_axes)}), one after the other."
         )

@@ -403,7 +403,7 @@ def draw_text(package: Package | Cut) -> str:
 
 def autocast_text(package: Package) -> str:
     """Return the text of ``autocast``; empty where torch.autocast widens nothing."""
-    called = {_function_name(node.target) for node in package.captured.traced.graph.nodes}
+    called = _called(package)
     everywhere, on_gpu = called & AUTOCAST_TO_FLOAT32, called & AUTOCAST_TO_FLOAT32_ON_GPU
     if not everywhere and not on_gpu:
         return ""
@@ -417,8 +417,12 @@ def autocast_text(package: Package) -> str:
 
 def autocast_helper(package: Package) -> str:
     """Return the name of the function of ``runtime/signature.py`` that ``autocast`` calls."""
-    called = {_function_name(node.target) for node in package.captured.traced.graph.nodes}
-    return "float32_everywhere" if called & AUTOCAST_TO_FLOAT32 else "float32_on_gpu"
+    return "float32_everywhere" if _called(package) & AUTOCAST_TO_FLOAT32 else "float32_on_gpu"
+
+
+def _called(package: Package) -> set[str]:
+    """Return the names of the functions that the user's code calls."""
+    return {_function_name(node.target) for node in package.captured.traced.graph.nodes}
 
 
 def _function_name(target: Any) -> str:

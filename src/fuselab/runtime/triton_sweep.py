@@ -137,17 +137,15 @@ class TritonSweeps:
         constants["NESTED_ROWS"] = nested_rows
         programs = ceil_div(blocks, block.turns)
         device = tensors[-1].device
-        results = tensors[len(tensors) - sums :]
-        workspaces = []
+        operands, results = tensors[: len(tensors) - sums], tensors[len(tensors) - sums :]
         if sums:
             cells = sums * programs * swept.columns.numel
-            workspaces.append(torch.empty(cells, dtype=compute, device=device))
+            operands.append(torch.empty(cells, dtype=compute, device=device))
         loops = _rows_and_columns(swept, sums)
-        operands = [*tensors[: len(tensors) - sums], *workspaces]
         if sums and not reducing.sweeps:
             grid = (programs, ceil_div(swept.columns.numel, block.columns))
             launch(kernel, grid, *operands, *numbers, *loops, **constants)
-            self._add_up(name, swept, results, workspaces[0], programs, constants)
+            self._add_up(name, swept, results, operands[-1], programs, constants)
             return
         partials = None
         sweeps = [(0, 1)]  # each launch's number, and the programs that share a row in it
@@ -172,7 +170,7 @@ class TritonSweeps:
                 PARTS=block.parts,
             )
         if sums:
-            self._add_up(name, swept, results, workspaces[0], programs, constants)
+            self._add_up(name, swept, results, operands[-1], programs, constants)
 
     def _add_up(
         self,
