@@ -31,6 +31,7 @@ from fuselab.ejection.loops import (
     Scanned,
     Size,
     children,
+    element_kind,
     walk,
 )
 from fuselab.ejection.picks import Pick, is_number, pick_of
@@ -293,7 +294,7 @@ class _Kernel:
         """Return whether a value takes longer to compute for an element than to load, where the
         values of ``loaded`` are loaded."""
         known = {part for part in walk([one]) if part in self.reduced or part in loaded}
-        return _kind(one) == "float" and any(
+        return element_kind(one) == "float" and any(
             _takes_long(part) and self.plan.axes_of(part) & self.column_axes
             for part in walk([one], known)
         )
@@ -311,7 +312,7 @@ class _Kernel:
         outer = dict(self.known)
         self.define([one.operand for one in reduced])
         terms = [
-            f"{CPP_REDUCTIONS[one.function]}{{{self.vector(one.operand, _kind(one))}}}"
+            f"{CPP_REDUCTIONS[one.function]}{{{self.vector(one.operand, element_kind(one))}}}"
             for one in reduced
         ]
         listed = ", ".join(terms)
@@ -402,7 +403,7 @@ class _Kernel:
                 continue
             divisor = one.operands[1]
             text = self.known.get(divisor, "")
-            is_row = text.startswith("at(") and _kind(divisor) == "float"
+            is_row = text.startswith("at(") and element_kind(divisor) == "float"
             if divisor in self.reciprocals or not is_row:
                 continue
             name = self.namer.name(f"{self.names[divisor]}_reciprocal")
@@ -501,7 +502,7 @@ class _Kernel:
 
     def formula(self, one: Apply) -> str:
         """Return the text of a function of operands, converted to the kind that it computes in."""
-        kinds = [_kind(operand) for operand in one.operands]
+        kinds = [element_kind(operand) for operand in one.operands]
         if one.function.startswith("to_"):
             return self.cast(one.operands[0], one.kind)
         if one.function == "where":
@@ -537,7 +538,7 @@ class _Kernel:
         return f"math::mask<V>({text})" if one.kind == "bool" and kind == "int" else text
 
     def cast(self, one: Expression, kind: Kind) -> str:
-        own = _kind(one)
+        own = element_kind(one)
         if isinstance(one, Apply) and _is_scalar(one):
             text = self.formula(one)
             return text if own == kind else f"Real({text})"
@@ -567,7 +568,7 @@ class _Kernel:
         if one in self.known:
             return self.known[one]
         if isinstance(one, (Constant, Size)):
-            return self.vector(one, _kind(one))
+            return self.vector(one, element_kind(one))
         assert isinstance(one, Apply)
         return self.formula(one)
 
@@ -595,14 +596,3 @@ def _is_scalar(one: Expression) -> bool:
     if isinstance(one, Apply):
         return one.function in _ARITHMETIC and all(map(_is_scalar, one.operands))
     return isinstance(one, (Constant, Size))
-
-
-def _kind(one: Expression) -> Kind:
-    if isinstance(one, Load):
-        return one.tensor.kind
-    if isinstance(one, Constant):
-        is_bool = isinstance(one.value, bool)
-        return "bool" if is_bool else "int" if isinstance(one.value, int) else "float"
-    if isinstance(one, (Size, Position)):
-        return "int"
-    return one.kind

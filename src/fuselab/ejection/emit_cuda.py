@@ -18,6 +18,7 @@ from fuselab.ejection.loops import (
     Scanned,
     Size,
     children,
+    element_kind,
     walk,
 )
 from fuselab.ejection.plan import KernelPlan, Operand
@@ -352,7 +353,7 @@ class _Kernel:
         if not body:
             return
         for one in kept:
-            self.write(f"{_TYPES[_kind(one)]} {self.known[one][:-3]}[Tile::rows];")
+            self.write(f"{_TYPES[element_kind(one)]} {self.known[one][:-3]}[Tile::rows];")
         self.open("for (int r = 0; r < Tile::rows; ++r) {")
         self.lines += body
         self.close()
@@ -420,7 +421,7 @@ class _Kernel:
                 name, text = self.names[self.plan.value_names[one]], self.formula(one)
             else:
                 continue
-            self.write(f"const {_TYPES[_kind(one)]} {name} = {text};")
+            self.write(f"const {_TYPES[element_kind(one)]} {name} = {text};")
             self.known[one] = name
 
     def chosen_element(self, one: Load) -> str:
@@ -457,7 +458,7 @@ class _Kernel:
 
     def converted(self, one: Expression, kind: Kind) -> str:
         """Return the text of a value as one of ``kind``."""
-        text, own = self.value(one), _kind(one)
+        text, own = self.value(one), element_kind(one)
         if own == kind:
             return text
         return (
@@ -485,7 +486,7 @@ class _Kernel:
 
     def operand_texts(self, one: Apply, operands: Sequence[Expression]) -> list[str]:
         """Return the texts of operands, converted where C++ would compute in another type."""
-        kinds = [_kind(operand) for operand in operands]
+        kinds = [element_kind(operand) for operand in operands]
         plain = [self.value(operand) for operand in operands]
         if one.function.startswith("to_") or one.function == "not":
             return plain
@@ -522,15 +523,6 @@ def _wanted(plan: KernelPlan) -> Iterator[str]:
 def _class_name(name: str) -> str:
     """Return ``grad_output`` as ``GradOutput``."""
     return "".join(part[:1].upper() + part[1:] for part in name.split("_")) or "Operand"
-
-
-def _kind(one: Expression) -> Kind:
-    if isinstance(one, Load):
-        return one.tensor.kind
-    if isinstance(one, Constant):
-        is_int = isinstance(one.value, int)
-        return "bool" if isinstance(one.value, bool) else "int" if is_int else "float"
-    return "int" if isinstance(one, (Size, Position)) else one.kind
 
 
 def _read(one: Load, element: str) -> str:

@@ -10,11 +10,9 @@ from fuselab.ejection.loops import (
     Apply,
     Constant,
     Expression,
-    Kind,
-    Load,
     Position,
-    Reduced,
     Size,
+    element_kind,
 )
 from fuselab.ejection.plan import KERNEL_FUNCTIONS, KernelPlan
 from fuselab.ejection.triton_functions import (
@@ -75,13 +73,7 @@ def _is_small(value: Expression) -> bool:
     if isinstance(value, Apply) and value.function == "where":
         return all(map(_is_small, value.operands[1:]))
     if isinstance(value, Apply):
-        return value.function == "to_int" and _kind(value.operands[0]) == "bool"
+        return value.function == "to_int" and element_kind(value.operands[0]) == "bool"
     if isinstance(value, Constant):
         return abs(value.value) < 2**20
     return isinstance(value, (Position, Size))
-
-
-def _kind(value: Expression) -> Kind | None:
-    if isinstance(value, Load):
-        return value.tensor.kind
-    return value.kind if isinstance(value, (Apply, Reduced)) else None

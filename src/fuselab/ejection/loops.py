@@ -149,6 +149,16 @@ def position(axes: Sequence[Axis]) -> Expression:
     return total
 
 
+def element_kind(expression: Expression) -> Kind:
+    """Return the kind of an expression's values."""
+    if isinstance(expression, Load):
+        return expression.tensor.kind
+    if isinstance(expression, Constant):
+        is_int = isinstance(expression.value, int)
+        return "bool" if isinstance(expression.value, bool) else "int" if is_int else "float"
+    return "int" if isinstance(expression, (Size, Position)) else expression.kind
+
+
 def children(expression: Expression) -> tuple[Expression, ...]:
     """Return what an expression is computed from; of a load, the positions that it computes."""
     if isinstance(expression, Apply):
