@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fuselab.op import Case, Draw, Inputs
+from fuselab.ops._shared import cpu_sizes
 from fuselab.ops._shared.activations import ACTIVATIONS
 
 
@@ -51,6 +52,14 @@ CASES = (
             (66, 2, 16, 72, "silu"),
         )
     ),
+)
+
+
+# Few, some and many samples (op.regime), with weights from 1.3 to 382 MB.
+CPU_CASES = tuple(
+    _case(batch, tables, 16, columns, "relu", *cpu_sizes.ROW)
+    for tables, columns in ((8, 16), (26, 32), (26, 128), (26, 512))
+    for batch in ((8, 64, 1024) if columns < 512 else (16, 100, 256))
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,13 @@ from fuselab.ops._shared.dtypes import check_floating, check_same_dtype
 from fuselab.ops._shared.launched import launched
 from fuselab.ops._shared.matrices import empty_output
 from fuselab.ops._shared.saved import empty_like_saved, of_saved
-from fuselab.ops.outer_interaction_linear import cases, cublas_launch, triton_launch, wgmma_launch
+from fuselab.ops.outer_interaction_linear import (
+    cases,
+    cpu_launch,
+    cublas_launch,
+    triton_launch,
+    wgmma_launch,
+)
 from fuselab.ops.outer_interaction_linear.reference import gradient, reference
 from fuselab.ops.outer_interaction_linear.rewrites import rewrites
 
@@ -60,6 +66,13 @@ def prefer(dense: Tensor, embeddings: Tensor, weight: Tensor, *rest: Any) -> Seq
     many samples on as make it no slower than the reference, 276 at 26 x 16 -> 512, and the
     reference below."""
     return _order(dense, embeddings, weight)
+
+
+def regime(dense: Tensor, *rest: Any) -> str:
+    """Return a class of batches. What the C++ kernels save grows with the samples, while the bytes
+    that are moved are mostly the weight's."""
+    samples = dense.shape[0]
+    return "to 24 samples" if samples <= 24 else "to 160" if samples <= 160 else "more"
 
 
 def prefer_backward(
@@ -119,9 +132,11 @@ def plain(
     return activation_named(activation).function(torch.nn.functional.linear(outer, weight, bias))
 
 
-def _implementation(launcher: ModuleType) -> Implementation:
+def _implementation(
+    launcher: ModuleType, device: Literal["cuda", "cpu"] = "cuda"
+) -> Implementation:
     """Return a launcher's implementation, whose backward takes whatever its forward does."""
-    return launched("cuda", launcher, supports_backward=of_saved(launcher.supports, 1))
+    return launched(device, launcher, supports_backward=of_saved(launcher.supports, 1))
 
 
 OP = FusedOp(
@@ -131,6 +146,7 @@ OP = FusedOp(
         "triton": _implementation(triton_launch),
         "wgmma": _implementation(wgmma_launch),
         "cublas": _implementation(cublas_launch),
+        "cpp": _implementation(cpu_launch, "cpu"),
     },
     cost=cost,
     cost_backward=cost_backward,
@@ -140,8 +156,10 @@ OP = FusedOp(
     validate=validate,
     fake=fake,
     prefer=prefer,
+    cpu_cases=cases.CPU_CASES,
+    regime=regime,
     rewrites=tuple(rewrites()),
     autocast=autocast,
     peers={"bmm": plain},
-    dtypes=(torch.float32, torch.float16, torch.bfloat16),  # float64 runs the reference
+    dtypes=(torch.float32, torch.float16, torch.bfloat16),  # float64 runs "cpp" or the reference
 )

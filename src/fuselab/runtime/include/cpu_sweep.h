@@ -69,6 +69,12 @@ using Stored = std::conditional_t<
 template <class V, class Element>
 using StoredLanes = Lanes<Stored<Element>, lanes<V>>;
 
+template <class V>
+FUSELAB_INLINE bool is_same_in_all_lanes(LongIntegers<V> number) {
+  const LongIntegers<V> difference = number - (number[0] - LongIntegers<V>{});
+  return reduced<lanes<V> / 2>(difference, [](auto a, auto b) { return a | b; }) == 0;
+}
+
 // Returns elements as a kernel computes with them: real numbers, 64-bit integers, or a mask.
 template <class V, class Element>
 FUSELAB_INLINE auto computed(StoredLanes<V, Element> value) {
@@ -499,12 +505,15 @@ class At {
     }
   }
   // Returns the elements that lie `beyond` elements behind those at this place, in each lane another
-  // number.
+  // number. A number that is the same in all lanes, such as that of a whole row chosen by an index,
+  // only moves the place.
   template <int place, class Element>
   FUSELAB_INLINE auto chosen(Array<place, Element> array, LongIntegers<V> beyond) const {
     using Plain = std::remove_const_t<Element>;
     const auto* from = reinterpret_cast<const Stored<Plain>*>(array.data) + offset<place>();
     const int64_t stride = stride_of<place>();
+    if (count_ == lanes<V> && stride == 1 && is_same_in_all_lanes<V>(beyond))
+      return computed<V, Plain>(load_as<StoredLanes<V, Plain>>(from + first_ + beyond[0]));
     Stored<Plain> found[lanes<V>] = {};
     for (int64_t i = 0; i < count_; ++i) found[i] = from[(first_ + i) * stride + beyond[i]];
     return computed<V, Plain>(load_as<StoredLanes<V, Plain>>(found));

@@ -1,0 +1,217 @@
+// The outer interaction's products in C++ for CPUs, without the outer product in memory.
+//
+// The pairs of a sample's elements are taken in squares of 16 x 16, of which those on and below the
+// diagonal are enough. On the diagonal a square has its pairs twice, as the outer product does; below
+// it each pair stands once, and `fold` adds the weights of both its places. A kernel works on a tile
+// of 4 x 4 squares, whose rows are 64 neighbouring weights. The matrix products between these kernels
+// are PyTorch's (cpu_launch.py). Elements behind the last one count as zeros.
+
+#include <algorithm>
+
+#include "../../runtime/include/cpu_vectors.h"
+
+constexpr int64_t side = 16;
+constexpr int64_t pairs = side * side;
+constexpr int64_t tile_side = 64;
+constexpr int64_t parallel_from = 1 << 16;  // elements, below which starting a thread takes longer
+
+// Calls body(number, row, column) for the squares of a tile of z's `width` elements, of which `row`
+// and `column` are the first elements.
+template <class Body>
+FUSELAB_INLINE void for_squares(int64_t tile_row, int64_t tile_column, int64_t width, Body body) {
+  int64_t number = 0;
+  for (int64_t row = tile_row; row < std::min(tile_row + tile_side, width); row += side) {
+    const int64_t end = std::min(tile_column + tile_side, row + side);
+    for (int64_t column = tile_column; column < end; column += side) body(number++, row, column);
+  }
+}
+
+template <class Real>
+using Line = Lanes<Real, side>;
+
+// Loads or stores `count` of 16 neighbouring elements; the others are 0.
+template <class Real>
+FUSELAB_INLINE Line<Real> load_line(const Real* from, int64_t count) {
+  if (count >= side) return load_as<Line<Real>>(from);
+  Real line[side] = {};
+  for (int64_t i = 0; i < count; ++i) line[i] = from[i];
+  return load_as<Line<Real>>(line);
+}
+template <class Real>
+FUSELAB_INLINE void store_line(Real* to, Line<Real> line, int64_t count) {
+  if (count >= side) {
+    std::memcpy(to, &line, sizeof line);
+  } else {
+    std::memcpy(to, &line, std::max<int64_t>(count, 0) * sizeof *to);
+  }
+}
+
+// Returns the first `count` elements, and 0 for the others, whatever they are.
+template <class Real>
+FUSELAB_INLINE Line<Real> first_of(Line<Real> line, int64_t count) {
+  if (count >= side) return line;
+  Real kept[side];
+  std::memcpy(kept, &line, sizeof line);
+  for (int64_t i = std::max<int64_t>(count, 0); i < side; ++i) kept[i] = 0;
+  return load_as<Line<Real>>(kept);
+}
+
+// Stores a line past the caches; `to` is a multiple of 64 bytes.
+template <class Real>
+FUSELAB_INLINE void stream_line(Real* to, Line<Real> line) {
+  constexpr int64_t step = lanes<Vector<Real>>;
+  for (int64_t i = 0; i < side; i += step) {
+    Vector<Real> part;
+    std::memcpy(&part, reinterpret_cast<const Real*>(&line) + i, sizeof part);
+    store_whole<true>(to + i, part);
+  }
+}
+
+// Transposes a square, whose halves are exchanged across the diagonal, then the halves of these.
+template <int64_t half, bool lower, class Real, std::size_t... lane>
+FUSELAB_INLINE Line<Real> exchanged(Line<Real> a, Line<Real> b, std::index_sequence<lane...>) {
+  if constexpr (lower) {
+    return __builtin_shufflevector(a, b, int(lane & half ? lane + side : lane + half)...);
+  } else {
+    return __builtin_shufflevector(a, b, int(lane & half ? lane + side - half : lane)...);
+  }
+}
+template <int64_t half, class Real>
+FUSELAB_INLINE void transpose(Line<Real>* lines) {
+  if constexpr (half > 0) {
+    constexpr auto lane = std::make_index_sequence<side>{};
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < side; ++i) {
+      if (i & half) continue;
+      const Line<Real> a = lines[i], b = lines[i + half];
+      lines[i] = exchanged<half, false, Real>(a, b, lane);
+      lines[i + half] = exchanged<half, true, Real>(a, b, lane);
+    }
+    transpose<half / 2, Real>(lines);
+  }
+}
+
+// Loads the square whose first element is `from`: `rows` lines of `columns` elements.
+template <class Real>
+FUSELAB_INLINE void load_square(Line<Real>* lines, const Real* from, int64_t width, int64_t rows,
+                                int64_t columns) {
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < side; ++i)
+    lines[i] = i < rows ? load_line(from + i * width, columns) : Line<Real>{};
+}
+
+// Computes folded [columns, tile_pairs] from the weight [columns, width²], whose rows are
+// `weight_stride` apart.
+template <class Real>
+void fold(const Real* weight, Real* folded, int64_t columns, int64_t width, int64_t weight_stride,
+          int64_t tile_row, int64_t tile_column, int64_t tile_pairs) {
+#pragma omp parallel for schedule(static)
+  for (int64_t n = 0; n < columns; ++n) {
+    const Real* const own = weight + n * weight_stride;
+    // What the next output needs is on its way while this one is folded.
+    const int64_t ahead = n + 1 < columns ? weight_stride : 0;
+    for_squares(tile_row, tile_column, width, [&](int64_t number, int64_t row, int64_t column) {
+      const int64_t rows = width - row, others = width - column;
+      const Real* const lower = own + row * width + column;
+      const Real* const upper = own + column * width + row;
+      for (int64_t i = 0; i < std::min(side, rows); ++i)
+        __builtin_prefetch(lower + ahead + i * width);
+      Line<Real> lines[side];
+      load_square(lines, lower, width, rows, others);
+      if (row != column) {
+        for (int64_t i = 0; i < std::min(side, others); ++i)
+          __builtin_prefetch(upper + ahead + i * width);
+        Line<Real> across[side];
+        load_square(across, upper, width, others, rows);
+        transpose<side / 2, Real>(across);
+        for (int64_t i = 0; i < side; ++i) lines[i] += across[i];
+      }
+      std::memcpy(folded + n * tile_pairs + number * pairs, lines, sizeof lines);
+    });
+  }
+}
+
+// Writes the weight's gradient of a tile, from that of what `fold` made of it. Whole lines of the
+// cache are written past it.
+template <class Real>
+void unfold(const Real* grad_folded, Real* grad_weight, int64_t columns, int64_t width,
+            int64_t tile_row, int64_t tile_column, int64_t tile_pairs) {
+  const auto write = [&](Real* to, const Line<Real>* lines, int64_t rows, int64_t count) {
+    for (int64_t i = 0; i < std::min(side, rows); ++i, to += width) {
+      if (count >= side && reinterpret_cast<uintptr_t>(to) % 64 == 0) {
+        stream_line(to, lines[i]);
+      } else {
+        store_line(to, lines[i], count);
+      }
+    }
+  };
+#pragma omp parallel
+  {
+#pragma omp for schedule(static)
+    for (int64_t n = 0; n < columns; ++n) {
+      Real* const own = grad_weight + n * width * width;
+      for_squares(tile_row, tile_column, width, [&](int64_t number, int64_t row, int64_t column) {
+        const int64_t rows = width - row, others = width - column;
+        Line<Real> lines[side];
+        std::memcpy(lines, grad_folded + n * tile_pairs + number * pairs, sizeof lines);
+        write(own + row * width + column, lines, rows, others);
+        if (row == column) return;
+        transpose<side / 2, Real>(lines);
+        write(own + column * width + row, lines, others, rows);
+      });
+    }
+    finish_streaming();
+  }
+}
+
+// Computes products [batch, tile_pairs] of the elements z [batch, width].
+template <class Real>
+void form(const Real* z, Real* products, int64_t batch, int64_t width, int64_t tile_row,
+          int64_t tile_column, int64_t tile_pairs) {
+#pragma omp parallel for schedule(static) if (batch * tile_pairs >= parallel_from)
+  for (int64_t sample = 0; sample < batch; ++sample) {
+    const Real* const own = z + sample * width;
+    Real* const to = products + sample * tile_pairs;
+    for_squares(tile_row, tile_column, width, [&](int64_t number, int64_t row, int64_t column) {
+      const int64_t rows = width - row, others = width - column;
+      const Line<Real> of_column = load_line(own + column, others);
+      for (int64_t i = 0; i < side; ++i) {
+        // A product with an element that is not there is 0, also with infinity.
+        const Line<Real> line =
+            i < rows ? first_of<Real>(of_column * own[row + i], others) : Line<Real>{};
+        std::memcpy(to + number * pairs + i * side, &line, sizeof line);
+      }
+    });
+  }
+}
+
+// Adds to grad_z [batch, width] what a tile's products pass on: grad_products [batch, tile_pairs].
+template <class Real>
+void pull(const Real* z, const Real* grad_products, Real* grad_z, int64_t batch, int64_t width,
+          int64_t tile_row, int64_t tile_column, int64_t tile_pairs) {
+#pragma omp parallel for schedule(static) if (batch * tile_pairs >= parallel_from)
+  for (int64_t sample = 0; sample < batch; ++sample) {
+    const Real* const own = z + sample * width;
+    const Real* const from = grad_products + sample * tile_pairs;
+    Real* const to = grad_z + sample * width;
+    for_squares(tile_row, tile_column, width, [&](int64_t number, int64_t row, int64_t column) {
+      const int64_t rows = width - row, others = width - column;
+      const Line<Real> of_row = load_line(own + row, rows);
+      const Line<Real> of_column = load_line(own + column, others);
+      Line<Real> to_row[side], to_column = {};
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < side; ++i) {
+        const Line<Real> line = first_of<Real>(
+            load_as<Line<Real>>(from + number * pairs + i * side), i < rows ? others : 0);
+        to_row[i] = line * of_column;
+        to_column += line * of_row[i];
+      }
+      // The sums of 16 vectors, one in each lane of the result.
+      transpose<side / 2, Real>(to_row);
+      for (int64_t half = side / 2; half > 0; half /= 2)
+        for (int64_t i = 0; i < half; ++i) to_row[i] += to_row[i + half];
+      store_line(to + row, load_line(to + row, rows) + to_row[0], rows);
+      store_line(to + column, load_line(to + column, others) + to_column, others);
+    });
+  }
+}
