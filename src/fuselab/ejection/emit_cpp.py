@@ -342,8 +342,8 @@ class _Kernel:
             if isinstance(one, Scanned):
                 name = self.so_far[one] = self.namer.name(f"{self.names[one]}_so_far")
                 vector = "V" if one.kind == "float" else "LongIntegers<V>"
-                state = f"typename {CPP_REDUCTIONS[one.function]}<{vector}>::State{{}}"
-                self.write(f"const auto {name} = rows.value([=](auto) {{ return {state}; }});")
+                term = f"{CPP_REDUCTIONS[one.function]}<{vector}>"
+                self.write(f"const auto {name} = rows.template running<{term}>();")
 
     def store(self, operands: Sequence[Operand], walk: str) -> None:
         """Write the loop that stores ``operands``."""

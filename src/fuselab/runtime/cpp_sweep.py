@@ -14,6 +14,7 @@ from fuselab.runtime.sweep import Sweep
 
 # Rows that are not wider are computed side by side, one in each lane of a vector.
 NARROW = 32
+FEW = 8
 
 _TYPES = {
     torch.float32: "float",
@@ -63,11 +64,12 @@ def _lanes_are_rows(swept: Sweep) -> bool:
     """Return whether the lanes of a vector are neighbouring rows, not neighbouring columns.
 
     They are where rows are narrow, and where an operand's rows are neighbours in memory. Then every
-    operand is read fast: one whose columns are neighbours is transposed on the way.
+    operand is read fast: one whose columns are neighbours is transposed on the way. A run of fewer
+    rows than ``FEW`` would leave most lanes empty.
     """
     rows, columns = swept.rows, swept.columns
-    if swept.in_order:
-        return True
+    if rows.sizes[-1] < FEW <= columns.sizes[-1]:
+        return False
     if columns.numel <= NARROW <= rows.sizes[-1]:
         return True
     steps = zip(rows.strides, columns.strides, strict=True)

@@ -69,9 +69,10 @@ using Stored = std::conditional_t<
 template <class V, class Element>
 using StoredLanes = Lanes<Stored<Element>, lanes<V>>;
 
+// Whether the numbers grow by `step` from lane to lane.
 template <class V>
-FUSELAB_INLINE bool is_same_in_all_lanes(LongIntegers<V> number) {
-  const LongIntegers<V> difference = number - (number[0] - LongIntegers<V>{});
+FUSELAB_INLINE bool is_regular(LongIntegers<V> number, int64_t step) {
+  const LongIntegers<V> difference = number - math::positions<V>(number[0], step);
   return reduced<lanes<V> / 2>(difference, [](auto a, auto b) { return a | b; }) == 0;
 }
 
@@ -215,6 +216,25 @@ constexpr bool has_masked_tail =
 
 // --- reductions -----------------------------------------------------------------------------------
 
+// The last lane in all lanes.
+template <class V>
+FUSELAB_INLINE V last_lane(V value) {
+  return math::splat<V>(value[lanes<V> - 1]);
+}
+// In each lane the reduction of the lanes before it and its own: first of two lanes, then of four.
+template <int64_t step, class Term, class V, std::size_t... lane>
+FUSELAB_INLINE V running_lanes(V value, std::index_sequence<lane...> each) {
+  constexpr int64_t count = sizeof...(lane);
+  if constexpr (step >= count) {
+    return value;
+  } else {
+    const V before = __builtin_shufflevector(
+        math::splat<V>(Term::neutral()), value,
+        int(int64_t(lane) < step ? int64_t(lane) : count + int64_t(lane) - step)...);
+    return running_lanes<2 * step, Term>(Term::combine(before, value), each);
+  }
+}
+
 // A term of a reduction. Its Partial collects the terms of a short run in registers, and its State
 // collects partial results: `fold` takes a Partial, `merge` another State, and `across` combines the
 // lanes of the result.
@@ -254,6 +274,7 @@ struct Sum {
       error += other.error;
     }
     FUSELAB_INLINE V result() const { return total + error; }
+    FUSELAB_INLINE State last() const { return {last_lane(total), last_lane(error)}; }
     FUSELAB_INLINE Scalar<V> across() const {
       if constexpr (std::is_same_v<Scalar<V>, float>) {
         float lane[2 * lanes<V>];
@@ -268,6 +289,7 @@ struct Sum {
     }
   };
   static constexpr Scalar<V> neutral() { return 0; }
+  static FUSELAB_INLINE V combine(V a, V b) { return a + b; }
 };
 template <class V>
 Sum(V) -> Sum<V>;
@@ -299,6 +321,7 @@ struct Running {
     value = Combined::combine(value, other.value);
   }
   FUSELAB_INLINE V result() const { return value; }
+  FUSELAB_INLINE Running last() const { return {last_lane(value)}; }
   FUSELAB_INLINE Scalar<V> across() const {
     return reduced<lanes<V> / 2>(value, [](V a, V b) { return Combined::combine(a, b); });
   }
@@ -415,6 +438,12 @@ struct PerRow<Value, Lane::row> {
   Value* strip;
 };
 
+// What a running reduction has come to, for each row of a block, or each strip of rows.
+template <class Term>
+struct SoFar {
+  typename Term::State* states;
+};
+
 // A value for each element of a block's rows, kept from one sweep over the columns to the next.
 template <class V>
 struct Kept {
@@ -505,15 +534,17 @@ class At {
     }
   }
   // Returns the elements that lie `beyond` elements behind those at this place, in each lane another
-  // number. A number that is the same in all lanes, such as that of a whole row chosen by an index,
-  // only moves the place.
+  // number. Mostly it grows regularly from lane to lane, as in a window, or it is the same in all, as
+  // that of a row chosen by an index.
   template <int place, class Element>
   FUSELAB_INLINE auto chosen(Array<place, Element> array, LongIntegers<V> beyond) const {
     using Plain = std::remove_const_t<Element>;
     const auto* from = reinterpret_cast<const Stored<Plain>*>(array.data) + offset<place>();
-    const int64_t stride = stride_of<place>();
-    if (count_ == lanes<V> && stride == 1 && is_same_in_all_lanes<V>(beyond))
-      return computed<V, Plain>(load_as<StoredLanes<V, Plain>>(from + first_ + beyond[0]));
+    const int64_t stride = stride_of<place>(), step = stride + beyond[1] - beyond[0];
+    if (count_ == lanes<V> && (step == 1 || step == 2) && is_regular<V>(beyond, step - stride)) {
+      const auto* const first = from + first_ * stride + beyond[0];
+      return computed<V, Plain>(load_lanes<V, Plain>(first, step, count_));
+    }
     Stored<Plain> found[lanes<V>] = {};
     for (int64_t i = 0; i < count_; ++i) found[i] = from[(first_ + i) * stride + beyond[i]];
     return computed<V, Plain>(load_as<StoredLanes<V, Plain>>(found));
@@ -542,13 +573,21 @@ class At {
     }
   }
 
-  // Adds a term to a running reduction of its row, and returns what it is at this column. Lanes are
-  // rows, whose columns come one after the other.
-  template <class Term, class State>
-  FUSELAB_INLINE auto scan(PerRow<State, Lane::row> so_far, Term term) const {
-    State& state = so_far.strip[strip_];
-    state.include(term.value);
-    return state.result();
+  // Adds a term to a running reduction of its row, and returns what it is at this column. Columns
+  // come one after the other. Where lanes are columns, what came before is in all lanes of the state.
+  template <class Term>
+  FUSELAB_INLINE auto scan(SoFar<Term> so_far, Term term) const {
+    typename Term::State& state = so_far.states[strip_];
+    if constexpr (lane == Lane::row) {
+      state.include(term.value);
+      return state.result();
+    } else {
+      constexpr auto each = std::make_index_sequence<lanes<decltype(term.value)>>{};
+      typename Term::State here = state;
+      here.include(running_lanes<1, Term>(counted(term), each));
+      state = here.last();
+      return here.result();
+    }
   }
 
   // Keeps a value for a later sweep, and returns it.
@@ -793,6 +832,14 @@ class Rows {
       }
     }
     return found;
+  }
+
+  // Begins a running reduction of each row.
+  template <class Term>
+  SoFar<Term> running() const {
+    auto* const states = scratch_.template take<typename Term::State>(units_);
+    std::uninitialized_default_construct_n(states, units_);
+    return {states};
   }
 
   // Returns room for a value of each element, which one sweep keeps and the next ones read.
