@@ -28,7 +28,6 @@ import torch
 import torch._decomp.decompositions_for_jvp
 import torch._dynamo
 import torch._functorch.aot_autograd
-from torch._functorch import vmap
 
 from fuselab.composition import Composition
 from fuselab.errors import FuselabError
@@ -45,7 +44,7 @@ from fuselab.prove.guard import Guard
 from fuselab.prove.held import Held, HeldWhole, Holds, answer, on_cpu
 from fuselab.prove.load import load
 
-vmap.lazy_load_decompositions()  # vmap's, which torch would load in every worker that uses it
+torch.vmap(torch.neg)(torch.zeros(1, 1))  # loads what torch would load in every worker
 _PR_SET_PDEATHSIG = 1
 _STATUS_WAIT_S = 5.0
 
