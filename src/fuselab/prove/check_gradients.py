@@ -4,6 +4,7 @@ derivative right or refused."""
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -133,7 +134,7 @@ def summed_output(subject: Subject, trial: Trial) -> Outcome:
 
 
 def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
-    """Check that two backward calls with retain_graph give the same bits and leave what was saved
+    """Check that three backward calls with retain_graph give the same bits and leave what was saved
     unchanged."""
     op, places = subject.op, subject.differentiable(trial.args)
     leaves = as_leaves(trial.args, places)
@@ -152,38 +153,49 @@ def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
     )
     inputs = at(leaves, places)
     grads: list[tuple[Tensor | None, ...]] = []
-    for _ in range(2):
+    for _ in range(3):
         grads.append(pulled_back(outputs, inputs, upstream, retain_graph=True))
         changed = watched.changed()
         if changed is not None:
             return Outcome(f"{changed} by the backward")
     if subject.op.nondeterministic is not None:
         return Outcome()
-    for place, first, second in zip(places, *grads, strict=True):
-        name = tensor_names(subject.op, leaves)[place]
-        if (first is None) != (second is None):
-            return Outcome(f"the gradient of {name} is there in one backward only")
-        if first is None or second is None:
-            continue
-        if not torch.equal(storage_like(first), storage_like(second)):
-            return Outcome(f"two backward calls give two gradients of {name}")
+    for number, later in enumerate(grads[1:], start=2):
+        for place, first, again in zip(places, grads[0], later, strict=True):
+            name = tensor_names(subject.op, leaves)[place]
+            if (first is None) != (again is None):
+                return Outcome(f"the gradient of {name} is not there in every backward")
+            if first is None or again is None:
+                continue
+            if not torch.equal(storage_like(first), storage_like(again)):
+                return Outcome(f"backward {number} gives another gradient of {name} than the first")
     return Outcome()
 
 
+# Beyond this many tensors only some subsets of them are asked for their gradients.
+_MOST_SUBSETS = 8
+
+
 def some_gradients(subject: Subject, trial: Trial) -> Outcome:
-    """Judge each input's gradient when it is the only one asked for, and all gradients when a
-    single output has an upstream gradient."""
+    """Judge the gradients when only some inputs need one, and all gradients when a single output
+    has an upstream gradient.
+
+    Of three tensors every subset is asked for; of more, each tensor alone and a drawn choice of the
+    other subsets.
+    """
     places = subject.differentiable(trial.args)
     upstream = subject.upstream(trial)
     arguments = tensor_names(subject.op, trial.args)
     asked: list[tuple[list[int], tuple[Tensor | None, ...], str]] = [
-        ([place], upstream, "alone") for place in places
+        (of, upstream, "alone" if len(of) == 1 else f"of {len(of)} of {len(places)} that need one")
+        for of in _subsets(places, trial)
     ]
     if len(upstream) > 1:
         names = upstream_names(subject.op, subject.expected(*trial.args))
         for number, name in enumerate(names):
             one = tuple(value if place == number else None for place, value in enumerate(upstream))
             asked.append((places, one, f"by {name} alone"))
+    outcome = Outcome()
     for of, given, how in asked:
         labels = [*output_names(subject.op), *(f"gradient of {arguments[at]} {how}" for at in of)]
         alone = functools.partial(with_gradients, subject.op.reference, of)
@@ -192,6 +204,23 @@ def some_gradients(subject: Subject, trial: Trial) -> Outcome:
         if outcome.problem is not None:
             return outcome
     return outcome
+
+
+def _subsets(places: Sequence[int], trial: Trial) -> list[list[int]]:
+    """Return the sets of places to ask for: each place alone, then larger sets without the whole
+    one."""
+    alone = [[place] for place in places]
+    if len(places) <= 3:
+        return alone + [
+            list(some)
+            for size in range(2, len(places))
+            for some in itertools.combinations(places, size)
+        ]
+    larger = {
+        tuple(place for number, place in enumerate(places) if mask >> number & 1)
+        for mask in (trial.draw.below(1 << len(places)) for _ in range(_MOST_SUBSETS))
+    }
+    return alone + [list(some) for some in sorted(larger) if 1 < len(some) < len(places)]
 
 
 def _second(
@@ -353,7 +382,7 @@ CHECKS = (
     ),
     # The gradients of ``output.sum().backward()``.
     Check("summed", summed_output, quick=8, full=24, max_numel=4096, applies=has_gradient),
-    # Two backward calls agree and leave what was saved alone.
+    # Three backward calls agree and leave what was saved alone.
     Check(
         "backward twice",
         backward_repeats,

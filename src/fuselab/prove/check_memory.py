@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +22,9 @@ from fuselab.prove.arguments import (
     written_places,
 )
 from fuselab.prove.draw import LAYOUTS, VALUES, make_values
+from fuselab.prove.load import changed_by_import
 from fuselab.prove.outputs import output_names, outputs_in, upstream_names
+from fuselab.prove.process_state import ProcessState
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, judged, with_gradients
@@ -326,36 +327,25 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
     return first.nbytes() > 0 and second.nbytes() > 0 and first.data_ptr() == second.data_ptr()
 
 
-_TINY = torch.tensor([1e-310], dtype=torch.float64)
-
-# A kernel's launcher must leave this state as it was. The functions listed are those that measure
-# and judge: an implementation that replaces one of them could falsify its own verdict.
-_STATE: tuple[tuple[str, Callable[[], Any]], ...] = (
-    ("the random number generator", lambda: torch.get_rng_state().tolist()),
-    ("the number of threads", torch.get_num_threads),
-    ("the default dtype", torch.get_default_dtype),
-    ("grad mode", torch.is_grad_enabled),
-    ("deterministic mode", torch.are_deterministic_algorithms_enabled),
-    ("float32 matmul precision", torch.get_float32_matmul_precision),
-    ("flush-to-zero of subnormals", lambda: _TINY.mul(1.0).view(torch.int64).item()),
-    ("the CUDA stream", lambda: torch.cuda.current_stream() if torch.cuda.is_available() else None),
-    ("the CUDA device", lambda: torch.cuda.current_device() if torch.cuda.is_available() else None),
-    ("time.perf_counter", lambda: time.perf_counter),
-    ("torch.equal", lambda: torch.equal),
-    ("torch.isfinite", lambda: torch.isfinite),
-    ("torch.autograd.grad", lambda: torch.autograd.grad),
-    ("torch.cuda.synchronize", lambda: torch.cuda.synchronize),
-    ("torch.cuda.Event", lambda: torch.cuda.Event),
-)
-
-
 def nothing_else_changes(subject: Subject, trial: Trial) -> Outcome:
-    before = [read() for _, read in _STATE]
-    subject.call(*trial.args)
-    for (name, read), value in zip(_STATE, before, strict=True):
-        if read() != value:
-            return Outcome(f"a call changes {name}")
-    return Outcome()
+    """Check that neither the import of the operator, nor a call, nor a backward changes the state
+    of the process. What a call changes is given back, so that it spoils no other check."""
+    by_import = changed_by_import(subject.op)
+    if by_import:
+        return Outcome(f"importing it changes {', '.join(by_import)}")
+    before = ProcessState()
+    try:
+        subject.call(*trial.args)
+        changed, by = before.changed(), "a call"
+        if not changed and subject.op.gradient is not None:
+            upstream = subject.upstream(trial)
+            before, by = ProcessState(), "a backward"
+            places = subject.differentiable(trial.args)
+            with_gradients(subject.call, places, [*trial.args, upstream])
+            changed = before.changed()
+    finally:
+        before.restore()
+    return Outcome(f"{by} changes {', '.join(changed)}" if changed else None)
 
 
 def _deterministic(subject: Subject) -> tuple[Verdict, str] | None:
