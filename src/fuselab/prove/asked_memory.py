@@ -6,7 +6,6 @@ that it sends back are compared by the judge.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,9 +15,11 @@ from torch import Tensor
 from fuselab.errors import FuselabError
 from fuselab.op import tensors_in
 from fuselab.prove.arguments import at, tensor_names, with_own_copies, written_places
-from fuselab.prove.asked_calls import as_leaves
+from fuselab.prove.asked_calls import as_leaves, with_gradients
 from fuselab.prove.held import Held, results
+from fuselab.prove.load import changed_by_import
 from fuselab.prove.outputs import output_names, pulled_back
+from fuselab.prove.process_state import ProcessState
 from fuselab.runtime.dispatch.overlap import overlaps_itself
 
 
@@ -147,10 +148,10 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
     return first.nbytes() > 0 and second.nbytes() > 0 and first.data_ptr() == second.data_ptr()
 
 
-def two_backwards(
+def three_backwards(
     held: Held, places: Sequence[int], args: Sequence[Any], upstream: Sequence[Tensor]
 ) -> dict[str, Any]:
-    """Return the gradients of two backward calls with ``retain_graph``, and what they changed of
+    """Return the gradients of three backward calls with ``retain_graph``, and what they changed of
     the saved tensors, arguments and outputs."""
     op = held.op
     leaves = as_leaves(args, places)
@@ -166,7 +167,7 @@ def two_backwards(
     )
     inputs = at(leaves, places)
     runs: list[list[Tensor | None]] = []
-    for _ in range(2):
+    for _ in range(3):
         grads = pulled_back(outputs, inputs, upstream, retain_graph=True)
         runs.append([None if grad is None else grad.detach().clone() for grad in grads])
         changed = watched.changed()
@@ -175,34 +176,23 @@ def two_backwards(
     return {"changed": None, "runs": runs}
 
 
-_TINY = torch.tensor([1e-310], dtype=torch.float64)
-
-# A kernel's launcher must leave this state as it was. The functions listed are those that a
-# benchmark in the same process would measure and judge by.
-_STATE: tuple[tuple[str, Callable[[], Any]], ...] = (
-    ("the random number generator", lambda: torch.get_rng_state().tolist()),
-    ("the number of threads", torch.get_num_threads),
-    ("the default dtype", torch.get_default_dtype),
-    ("grad mode", torch.is_grad_enabled),
-    ("deterministic mode", torch.are_deterministic_algorithms_enabled),
-    ("float32 matmul precision", torch.get_float32_matmul_precision),
-    ("flush-to-zero of subnormals", lambda: _TINY.mul(1.0).view(torch.int64).item()),
-    ("the CUDA stream", lambda: torch.cuda.current_stream() if torch.cuda.is_available() else None),
-    ("the CUDA device", lambda: torch.cuda.current_device() if torch.cuda.is_available() else None),
-    ("time.perf_counter", lambda: time.perf_counter),
-    ("torch.equal", lambda: torch.equal),
-    ("torch.isfinite", lambda: torch.isfinite),
-    ("torch.autograd.grad", lambda: torch.autograd.grad),
-    ("torch.cuda.synchronize", lambda: torch.cuda.synchronize),
-    ("torch.cuda.Event", lambda: torch.cuda.Event),
-)
-
-
-def changed_state(held: Held, args: Sequence[Any]) -> str | None:
-    """Return which state of the process a call changes, or None."""
-    before = [read() for _, read in _STATE]
-    held(*args)
-    for (name, read), value in zip(_STATE, before, strict=True):
-        if read() != value:
-            return name
-    return None
+def changed_state(
+    held: Held, args: Sequence[Any], places: Sequence[int], upstream: Sequence[Tensor] | None
+) -> str | None:
+    """Return which state of the process the import of the operator, a call, or a backward where
+    there is an ``upstream`` gradient, changes; None if nothing does. What changed is given back, so
+    that it spoils no other check."""
+    by_import = changed_by_import(held.op)
+    if by_import:
+        return f"importing it changes {', '.join(by_import)}"
+    before, by = ProcessState(), "a call"
+    try:
+        held(*args)
+        changed = before.changed()
+        if not changed and upstream is not None:
+            before, by = ProcessState(), "a backward"
+            with_gradients(held, places, [*args, tuple(upstream)])
+            changed = before.changed()
+    finally:
+        before.restore()
+    return f"{by} changes {', '.join(changed)}" if changed else None

@@ -3,6 +3,9 @@ derivative right or refused."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -18,7 +21,7 @@ from fuselab.prove.asked_calls import (
     summed_gradients,
     with_gradients,
 )
-from fuselab.prove.asked_memory import two_backwards
+from fuselab.prove.asked_memory import three_backwards
 from fuselab.prove.asked_torch import numeric_derivatives
 from fuselab.prove.check_memory import same_bits
 from fuselab.prove.draw import LAYOUTS
@@ -117,37 +120,49 @@ def summed_output(subject: Subject, trial: Trial) -> Outcome:
 
 
 def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
-    """Check that two backward calls with retain_graph give the same bits and leave what was saved
+    """Check that three backward calls with retain_graph give the same bits and leave what was saved
     unchanged."""
     places, upstream = subject.differentiable(trial.args), subject.upstream(trial)
-    found = subject.candidate.ask(two_backwards, places, list(trial.args), upstream)
+    found = subject.candidate.ask(three_backwards, places, list(trial.args), upstream)
     if found["changed"] is not None:
         return Outcome(found["changed"])
     if subject.op.nondeterministic is not None:
         return Outcome()
     names = tensor_names(subject.op, trial.args)
-    for place, first, second in zip(places, *found["runs"], strict=True):
-        if (first is None) != (second is None):
-            return Outcome(f"the gradient of {names[place]} is there in one backward only")
-        if not same_bits([first], [second]):
-            return Outcome(f"two backward calls give two gradients of {names[place]}")
+    for number, later in enumerate(found["runs"][1:], start=2):
+        for place, first, again in zip(places, found["runs"][0], later, strict=True):
+            name = names[place]
+            if (first is None) != (again is None):
+                return Outcome(f"the gradient of {name} is not there in every backward")
+            if not same_bits([first], [again]):
+                return Outcome(f"backward {number} gives another gradient of {name} than the first")
     return Outcome()
 
 
+# Beyond this many tensors only some subsets of them are asked for their gradients.
+_MOST_SUBSETS = 8
+
+
 def some_gradients(subject: Subject, trial: Trial) -> Outcome:
-    """Judge each input's gradient when it is the only one asked for, and all gradients when a
-    single output has an upstream gradient."""
+    """Judge the gradients when only some inputs need one, and all gradients when a single output
+    has an upstream gradient.
+
+    Of three tensors every subset is asked for; of more, each tensor alone and a drawn choice of the
+    other subsets.
+    """
     places = subject.differentiable(trial.args)
     upstream = subject.upstream(trial)
     arguments = tensor_names(subject.op, trial.args)
     asked: list[tuple[list[int], tuple[Tensor | None, ...], str]] = [
-        ([place], upstream, "alone") for place in places
+        (of, upstream, "alone" if len(of) == 1 else f"of {len(of)} of {len(places)} that need one")
+        for of in _subsets(places, trial)
     ]
     if len(upstream) > 1:
         names = upstream_names(subject.op, subject.expected(*trial.args))
         for number, name in enumerate(names):
             one = tuple(value if place == number else None for place, value in enumerate(upstream))
             asked.append((places, one, f"by {name} alone"))
+    outcome = Outcome()
     for of, given, how in asked:
         labels = [*output_names(subject.op), *(f"gradient of {arguments[at]} {how}" for at in of)]
         values = [*trial.args, given]
@@ -156,6 +171,23 @@ def some_gradients(subject: Subject, trial: Trial) -> Outcome:
         if outcome.problem is not None:
             return outcome
     return outcome
+
+
+def _subsets(places: Sequence[int], trial: Trial) -> list[list[int]]:
+    """Return the sets of places to ask for: each place alone, then larger sets without the whole
+    one."""
+    alone = [[place] for place in places]
+    if len(places) <= 3:
+        return alone + [
+            list(some)
+            for size in range(2, len(places))
+            for some in itertools.combinations(places, size)
+        ]
+    larger = {
+        tuple(place for number, place in enumerate(places) if mask >> number & 1)
+        for mask in (trial.draw.below(1 << len(places)) for _ in range(_MOST_SUBSETS))
+    }
+    return alone + [list(some) for some in sorted(larger) if 1 < len(some) < len(places)]
 
 
 def second_derivative(subject: Subject, trial: Trial) -> Outcome:
@@ -268,7 +300,7 @@ CHECKS = (
     ),
     # The gradients of ``output.sum().backward()``.
     Check("summed", summed_output, quick=8, full=24, max_numel=4096, applies=has_gradient),
-    # Two backward calls agree and leave what was saved alone.
+    # Three backward calls agree and leave what was saved alone.
     Check(
         "backward twice",
         backward_repeats,

@@ -11,7 +11,15 @@ from dataclasses import replace
 import torch
 
 from fuselab.errors import ArgumentError, UnknownNameError
-from fuselab.prove import check_device, check_gradients, check_memory, check_torch, check_values
+from fuselab.prove import (
+    check_calls,
+    check_device,
+    check_gradients,
+    check_memory,
+    check_outputs,
+    check_torch,
+    check_values,
+)
 from fuselab.prove.held import CandidateError
 from fuselab.prove.result import Group, Result, Verdict
 from fuselab.prove.subject import Subject
@@ -22,6 +30,8 @@ CHECKS: tuple[Check, ...] = (
     *check_memory.STATE_CHECKS,  # these run before anything else has called the implementation
     *check_values.CHECKS,
     *check_memory.CHECKS,
+    *check_outputs.CHECKS,
+    *check_calls.CHECKS,
     *check_gradients.CHECKS,
     *check_torch.CHECKS,
     *check_device.CHECKS,

@@ -280,8 +280,12 @@ def shared_memory_is_refused(subject: Subject, trial: Trial) -> Outcome:
 
 
 def nothing_else_changes(subject: Subject, trial: Trial) -> Outcome:
-    changed = subject.candidate.ask(asked_memory.changed_state, list(trial.args))
-    return Outcome(None if changed is None else f"a call changes {changed}")
+    """Check that neither the import of the operator, nor a call, nor a backward changes the state
+    of the process."""
+    places = subject.differentiable(trial.args)
+    upstream = None if subject.op.gradient is None else subject.upstream(trial)
+    ask = subject.candidate.ask
+    return Outcome(ask(asked_memory.changed_state, list(trial.args), places, upstream))
 
 
 def _deterministic(subject: Subject) -> tuple[Verdict, str] | None:

@@ -13,8 +13,10 @@ from fuselab import ops
 from fuselab.composition import Composition
 from fuselab.errors import FuselabError, TargetError, UnknownNameError
 from fuselab.op import FusedOp
+from fuselab.prove.process_state import ProcessState
 
 COMPOSED = "composed.py"  # the file of a folder that holds a Composition
+_changed: dict[str, list[str]] = {}  # what the import of a module changed in the process
 
 
 def load_op(spec: str) -> FusedOp:
@@ -142,6 +144,7 @@ def _import_file(path: Path, module_name: str) -> ModuleType:
     sys.modules[module_name] = module
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
+    before = ProcessState(of_import=True)
     try:
         specification.loader.exec_module(module)
     except FuselabError:
@@ -155,7 +158,22 @@ def _import_file(path: Path, module_name: str) -> ModuleType:
     finally:
         if folder in sys.path:
             sys.path.remove(folder)
+    _changed[module_name] = before.changed()
+    before.restore()
     return module
+
+
+def changed_by_import(op: FusedOp) -> list[str]:
+    """Return what the import of the file that declares ``op`` changed in the state of the process.
+
+    It was given back after the import. Nothing is known of an operator that no verb imported.
+    """
+    return [
+        name
+        for module, changed in list(_changed.items())
+        if changed and any(value is op for value in list(vars(sys.modules[module]).values()))
+        for name in changed
+    ]
 
 
 def _import_folder(folder: Path) -> ModuleType:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fuselab.op import tensors_in
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import tensor_names
 from fuselab.prove.asked_calls import with_gradients
@@ -25,8 +26,9 @@ class Outcome:
     """The outcome of one trial: ``problem``, or none.
 
     ``refused`` is the text of a clear refusal, which is no failure. ``untried`` means that the
-    question has no meaning for these inputs. ``tries`` bounds the search for a smaller case where
-    each try is dear.
+    question has no meaning for these inputs. ``not_judged`` says why the trial could not give an
+    answer; it makes the whole check NOT JUDGED, unless another trial fails. ``tries`` bounds the
+    search for a smaller case where each try is dear.
     """
 
     problem: str | None = None
@@ -35,6 +37,7 @@ class Outcome:
     refused: str | None = None
     share_of_bar: float = 0.0
     untried: bool = False
+    not_judged: str | None = None
     tries: int | None = None
 
 
@@ -46,7 +49,8 @@ class Check:
     trials. ``applies(subject)`` returns None, or a verdict and the reason why the check cannot be
     made. ``source`` is where trials come from; ``shrink_tries`` bounds the search for the smallest
     failing case. With ``once``, --quick makes the check in the first dtype only. With ``turns``,
-    layouts and values are taken in turn instead of by chance.
+    layouts and values are taken in turn instead of by chance. With ``non_empty``, inputs without
+    elements are drawn anew.
     """
 
     name: str
@@ -61,9 +65,11 @@ class Check:
     shrink_tries: int = 60
     once: bool = False
     turns: bool = False
+    non_empty: bool = False
 
 
 _TRIES_AFTER_A_DEATH = 12  # each starts a process, which takes up to a second
+_DRAWS = 20  # how often a trial of a ``non_empty`` check is drawn anew
 LEAST_SHARE = 0.25  # the share of a check's trials that is run even after its time has ended
 
 
@@ -79,6 +85,7 @@ def run_check(
     if refusal is not None:
         return Result(check.name, refusal[0], refusal[1])
     tried, untried, refused, planned, unsupported = 0, 0, None, 0, 0
+    not_judged = None
     worst = Outcome()
     count = planned_trials(subject, check)
     least = max(1, round(count * LEAST_SHARE))
@@ -93,6 +100,9 @@ def run_check(
         if outcome.untried:
             untried += 1
             continue
+        if outcome.not_judged is not None:
+            not_judged = outcome.not_judged
+            continue
         if outcome.refused is not None:
             refused = outcome.refused
             continue
@@ -101,6 +111,8 @@ def run_check(
             worst = outcome
         if outcome.problem is not None:
             return _failure(subject, check, label, trial, outcome, tried)
+    if not_judged is not None:
+        return Result(check.name, Verdict.NOT_JUDGED, not_judged, unsupported=unsupported)
     if tried == 0:
         if refused is not None:
             return Result(check.name, Verdict.PASS, refused)
@@ -154,17 +166,25 @@ def _trials(subject: Subject, check: Check, case: str | None) -> Any:
         yield case, _replay(subject, check, [int(choice) for choice in case.split(".")])
         return
     for index in range(planned_trials(subject, check)):
-        yield (
-            None,
-            subject.draw(
-                check.name,
-                index,
-                check.layouts,
-                check.values,
-                max_numel=check.max_numel,
-                turn=index if check.turns else None,
-            ),
+        yield None, _drawn(subject, check, index)
+
+
+def _drawn(subject: Subject, check: Check, index: int) -> Trial | None:
+    """Draw the trial with this index, anew where the check needs elements and there are none."""
+    trial = None
+    for again in range(_DRAWS if check.non_empty else 1):
+        found = subject.draw(
+            check.name,
+            index + again * (1 << 20),
+            check.layouts,
+            check.values,
+            max_numel=check.max_numel,
+            turn=index if check.turns else None,
         )
+        trial = found or trial
+        if found is not None and all(tensor.numel() for tensor in tensors_in(found.args)):
+            return found
+    return trial
 
 
 def _replay(subject: Subject, check: Check, choices: Sequence[int]) -> Trial | None:
