@@ -42,8 +42,9 @@ SAID = {
     "own_kernel_of_torch": ("import", "its import replaces the kernel of aten/silu/CPU"),
     "answers_itself": ("cases", "the call"),
     "forks": ("cases", "answers that nobody asked for"),
-    # The kernel ends the worker with its parent, before or after it has answered.
-    "kills_its_parent": ("cases", "ended its process without an answer|is off by"),
+    # Refused by Landlock; without it, the kernel ends the worker with its parent, before or after it
+    # has answered.
+    "kills_its_parent": ("cases", "raised PermissionError|without an answer|is off by"),
     "tensor_that_agrees": ("cases", "returned a Agreeing where a Tensor was expected"),
 }
 ON_IMPORT = {

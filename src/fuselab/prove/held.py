@@ -122,7 +122,7 @@ class Here:
         return False
 
 
-def answer(held: Holds, procedure: Callable[..., Any], *args: Any) -> Any:
+def answer(held: Any, procedure: Callable[..., Any], *args: Any) -> Any:
     """Run a procedure in this process. A kernel that does not build raises, and so does an error
     that kernels meet after the call returned; the CUDA stream that was current stays so."""
     stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None

@@ -128,8 +128,11 @@ class Process:
     interpreted: bool = False
     limit_s: float = CALL_LIMIT_S
     threads: int | None = None
+    model: str | None = None  # the class of a model to load in place of an operator
+    sandbox: Mapping[str, Any] | None = None
     hangs: int = 0
     is_whole: bool = False  # what was loaded is a composition
+    holds: tuple[str, ...] = ()  # what the candidate's process is kept from
     replaced: tuple[str, ...] = ()  # what its import replaced, by which it would be judged
     _channel: socket.socket | None = None
     _pid: int = 0
@@ -162,6 +165,8 @@ class Process:
             "implementation": self.implementation,
             "interpreted": self.interpreted,
             "threads": self.threads,
+            "model": self.model,
+            "sandbox": self.sandbox,
         }
         try:
             wire.send(ours, settings, IMPORT_LIMIT_S)
@@ -169,6 +174,7 @@ class Process:
             error = reply.get("error")
             self.is_whole = bool(reply.get("value"))
             self.replaced = _names(reply.get("replaced"))
+            self.holds = _names(reply.get("holds"))
         except TimeoutError:
             self.close()
             raise TargetError(

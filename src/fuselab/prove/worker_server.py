@@ -38,10 +38,13 @@ from fuselab.prove import (  # noqa: F401 - the modules whose procedures are ask
     asked_many_calls,
     asked_memory,
     asked_outputs,
+    asked_problem,
     asked_torch,
     check_composition,
+    sandbox,
     wire,
 )
+from fuselab.prove.asked_problem import HeldModel, load_model
 from fuselab.prove.guard import Guard
 from fuselab.prove.held import Held, HeldWhole, Holds, answer, on_cpu
 from fuselab.prove.load import load
@@ -118,13 +121,17 @@ def work(channel: socket.socket) -> None:
     if settings["threads"] is not None:
         torch.set_num_threads(settings["threads"])
     guard = Guard() if settings["role"] == "reference" else None
+    holds: list[str] = []
     try:
+        if settings["role"] == "candidate":
+            sandboxed = settings["sandbox"] is not None
+            holds = sandbox.enter(settings["sandbox"]) if sandboxed else sandbox.shield()
         held = _held(settings)
     except BaseException as error:
         wire.send(channel, {"error": _described(error)})
         return
     replaced = [] if guard is None else guard.undo()
-    wire.send(channel, {"value": isinstance(held, HeldWhole), "replaced": replaced})
+    wire.send(channel, {"value": isinstance(held, HeldWhole), "replaced": replaced, "holds": holds})
     while True:
         try:
             message = wire.receive(channel, device=device, trusted=True)
@@ -141,9 +148,11 @@ def work(channel: socket.socket) -> None:
             wire.send(channel, {"number": number, "error": _described(error)})
 
 
-def _held(settings: Mapping[str, Any]) -> Holds:
-    """Import the operator, or the composition, that the settings name."""
+def _held(settings: Mapping[str, Any]) -> Holds | HeldModel:
+    """Import the operator, the composition or the model that the settings name."""
     implementation = settings["implementation"]
+    if settings["model"] is not None:
+        return load_model(settings["spec"], settings["model"])
     found = load(settings["spec"])
     if isinstance(found, Composition):
         return HeldWhole(found, settings["role"] == "reference")
