@@ -42,8 +42,8 @@ SAID = {
     "own_kernel_of_torch": ("import", "its import replaces the kernel of aten/silu/CPU"),
     "answers_itself": ("cases", "the call"),
     "forks": ("cases", "answers that nobody asked for"),
-    # Refused by Landlock; without it, the kernel ends the worker with its parent, before or after it
-    # has answered.
+    # Landlock refuses it. Without Landlock the kernel ends the worker with its parent, before or
+    # after it has answered.
     "kills_its_parent": ("cases", "raised PermissionError|without an answer|is off by"),
     "tensor_that_agrees": ("cases", "returned a Agreeing where a Tensor was expected"),
 }

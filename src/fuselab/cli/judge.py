@@ -39,9 +39,9 @@ def judge(
     json: Json = None,
     device: Device = "auto",
 ) -> None:
-    """Judge answers to a problem, each in a process apart: right or not, how fast, why.
+    """Judge answers to a problem: right or not, how fast.
 
-    Exit status 1 if any is not right.
+    Each runs in a process of its own. Exit status 1 if any is not right.
     """
     place = select(device)
     report = judge_problem(

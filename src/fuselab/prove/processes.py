@@ -7,6 +7,7 @@ candidate's process does to itself, the comparison, the bar, the verdict and the
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -109,7 +110,9 @@ class Server:
 @functools.cache
 def server(interpreted: bool) -> Server:
     """Return the server of this process, of workers that run Triton's interpreter or do not."""
-    return Server(interpreted)
+    found = Server(interpreted)
+    atexit.register(found.close)
+    return found
 
 
 @dataclass
