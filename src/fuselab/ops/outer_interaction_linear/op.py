@@ -61,10 +61,10 @@ def save(output: Tensor, *args: Any) -> tuple[Any, ...]:
 
 
 def prefer(dense: Tensor, embeddings: Tensor, weight: Tensor, *rest: Any) -> Sequence[str]:
-    """Return the implementations in the order in which ``auto`` tries them. In 16 bits ``wgmma``
-    and ``triton`` take a third of the reference's time on an H200. float32 takes ``cublas`` from as
-    many samples on as make it no slower than the reference, 276 at 26 x 16 -> 512, and the
-    reference below."""
+    """Return the implementations in the order in which ``auto`` tries them on a GPU. In 16 bits
+    ``wgmma`` and ``triton`` take a third of the reference's time on an H200. float32 takes
+    ``cublas`` from as many samples on as make it no slower than the reference, 276 at 26 x 16 ->
+    512, and the reference below. On a CPU measured times decide."""
     return _order(dense, embeddings, weight)
 
 

@@ -34,7 +34,8 @@ def reference(
     Returns:
         ``(B, N)``, contiguous. Because z_i z_j = z_j z_i, a fused kernel adds weight[i, j] to
         weight[j, i] first and multiplies half as often. Sums of weights and products of z are
-        rounded to the inputs' dtype, and accumulated in float32 (float64 runs the reference).
+        rounded to the inputs' dtype, and accumulated in float32 (float64 by ``cpp``, else by the
+        reference).
         Float32 products are as exact as ``torch.backends.cuda.matmul.allow_tf32`` (or
         ``torch.set_float32_matmul_precision``) says; ``cublas`` serves both settings.
 
@@ -47,7 +48,7 @@ def reference(
         needs products and sums of a chunk of pairs, up to 87 MB (or 8 KB per sample and output, if
         that is more), and besides the output, or as many copies of z as it takes programs to fill
         the GPU, or z and the output's gradient transposed: 94 MB forward and up to 105 MB backward
-        at that size.
+        at that size. ``cpp`` needs 16 KB per sample and up to 4 MB of folded weights in float32.
 
     Differentiable twice in all four tensors. The backward keeps them, and the output if the
     activation's derivative is a function of it; for gelu, gelu_tanh and silu it computes the
