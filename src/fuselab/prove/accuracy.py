@@ -337,7 +337,8 @@ class Bar:
     ``evaluate(values)`` runs the reference on ``values`` (arguments, then upstream gradients where
     gradients are judged) and returns every result. For float64, the floating tensors in ``values``
     are upcast here, including those inside sequences; integer tensors are left unchanged. The bar
-    is ``slack`` times as wide.
+    is ``slack`` times as wide. ``copies`` is at most ``COPIES``; where it is
+    given, as many copies with one-ulp moves follow, and not ``GENTLE`` times as many.
     """
 
     def __init__(
@@ -346,8 +347,11 @@ class Bar:
         values: Sequence[Any],
         names: Sequence[str],
         slack: float = 1.0,
+        copies: int | None = None,
     ) -> None:
         self.evaluate, self.names, self.slack = evaluate, names, slack
+        self.copies = COPIES if copies is None else min(copies, COPIES)
+        self.gentle = GENTLE if copies is None else 1
         # An implementation that writes to its inputs must not change what it is judged by.
         self.values = mapped(_copy, values)
         self.eager = list(evaluate(self.values))
@@ -389,10 +393,10 @@ class Bar:
         # The copies of a large case are drawn in milliseconds on the device of the results.
         device = next((value.device for value in self.eager if value is not None), "cpu")
         generator = torch.Generator(device).manual_seed(len(self.values))
-        for number in range((1 + GENTLE) * COPIES):
-            if number == COPIES and not all(judgement.may_jump for judgement in judgements):
+        for number in range((1 + self.gentle) * self.copies):
+            if number == self.copies and not all(judgement.may_jump for judgement in judgements):
                 break
-            how = "gentle" if number >= COPIES else "far" if number % 2 else "near"
+            how = "gentle" if number >= self.copies else "far" if number % 2 else "near"
             self._measure_copy(generator, how, results)
             judgements = [
                 self._judge_one(place, results[place]) if judgement.curable else judgement

@@ -15,6 +15,7 @@ from fuselab.prove import (
     check_calls,
     check_device,
     check_gradients,
+    check_inputs,
     check_memory,
     check_outputs,
     check_torch,
@@ -29,6 +30,7 @@ CHECKS: tuple[Check, ...] = (
     *check_memory.STATE_CHECKS,  # these run before anything else has called the implementation
     *check_values.CHECKS,
     *check_memory.CHECKS,
+    *check_inputs.CHECKS,
     *check_outputs.CHECKS,
     *check_calls.CHECKS,
     *check_gradients.CHECKS,

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselab.op import tensors_in
+from fuselab.prove.accuracy import Bar
+from fuselab.prove.arguments import tensor_names
 from fuselab.prove.draw import LAYOUTS, VALUES
+from fuselab.prove.outputs import outputs_in
 from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import Check, Outcome, judged
+from fuselab.prove.trials import Check, Outcome, Results, judged, with_gradients
 
 
 def output_is_right(subject: Subject, trial: Trial) -> Outcome:
@@ -17,11 +28,60 @@ def output_is_right(subject: Subject, trial: Trial) -> Outcome:
     return judged(bar, subject.results(*trial.args))
 
 
+_JOINED = 256  # elements that make a row of a large result
+_MOST_FOR_GRADIENTS = 1 << 17
+_COPIES = 3
+
+
+def large_is_right(subject: Subject, trial: Trial) -> Outcome:
+    """Judge the output, and up to ``_MOST_FOR_GRADIENTS`` elements every gradient, of inputs with
+    thousands to millions of elements.
+
+    What goes wrong with size is an index, a grid or a split, which leaves whole stretches wrong.
+    Rows are therefore joined to ``_JOINED`` elements: of a million narrow rows, eager is exact in
+    some by luck, and to measure its error anew on copies would take most of the time of a check.
+    How exact a narrow row is does not depend on how many there are; "shapes" judges that.
+
+    A draw that reaches no such number, as of an operator of fixed sizes, has no meaning here.
+    """
+    numel = max((tensor.numel() for tensor in tensors_in(trial.args)), default=0)
+    if numel <= trial.draw.target:
+        return Outcome(untried=True)
+    op, values, labels = subject.op, list(trial.args), subject.result_names(trial.args)
+    if op.gradient is not None and numel <= _MOST_FOR_GRADIENTS * 5 // 4:
+        places, names = subject.differentiable(trial.args), tensor_names(op, trial.args)
+        labels += [f"gradient of {names[place]}" for place in places]
+        values.append(subject.upstream(trial))
+
+        def run(function: Callable[..., Any], values: Sequence[Any]) -> Results:
+            return _joined(with_gradients(function, places, values))
+    else:
+
+        def run(function: Callable[..., Any], values: Sequence[Any]) -> Results:
+            return _joined(outputs_in(function(*values)))
+
+    bar = Bar(functools.partial(run, op.reference), values, labels, copies=_COPIES)
+    return judged(bar, run(subject.call, values), after=f" (in rows of {_JOINED})")
+
+
+def _joined(results: Sequence[Tensor | None]) -> Results:
+    """Return large results as matrices with rows of ``_JOINED`` elements, the rest of the last row
+    zeros."""
+    return [
+        result
+        if result is None or result.numel() <= _JOINED
+        else F.pad(result.detach().flatten(), (0, -result.numel() % _JOINED)).view(-1, _JOINED)
+        for result in results
+    ]
+
+
 CHECKS = (
     # The operator's own cases.
     Check("cases", output_is_right, source="cases"),
     # Any size, also one that no block divides.
     Check("shapes", output_is_right, quick=40, full=200),
+    # Above 2^12, 2^16, 2^17 and 2^20 elements: many rows, wide rows.
+    Check("large", large_is_right, quick=4, full=24, turns=True, large=True, shrink_tries=4),
     # Zeros, NaN, infinities, subnormal and largest numbers.
     Check("values", output_is_right, values=VALUES, quick=64, full=256, max_numel=4096, turns=True),
     # Rows that span many magnitudes, nothing narrower inside.
@@ -31,6 +91,17 @@ CHECKS = (
     # Strides, offsets, expanded inputs.
     Check(
         "layouts", output_is_right, layouts=LAYOUTS, quick=56, full=224, max_numel=4096, turns=True
+    ),
+    # The same on tensors of three dimensions, where the operator draws any.
+    Check(
+        "strides",
+        output_is_right,
+        layouts=LAYOUTS,
+        quick=40,
+        full=80,
+        max_numel=1024,
+        turns=True,
+        deep=True,
     ),
     # Layouts and values together.
     Check(

@@ -26,12 +26,21 @@ _SIZES: tuple[int, ...] = (
     *(511, 512, 513, 1000, 1023, 1024, 1025, 2047, 2048, 2049, 4095, 4096, 4097, 8193, 16385),
 )
 
+# Numbers of elements above which faults have been found: indices in 12, 16 and 17 bits, grids that
+# end at 65535, and sums that are split. Each is exceeded by the sizes drawn for it.
+LARGE = (1 << 12, 1 << 16, 1 << 17, 1 << 20)
+_SMALL = (1, 2, 3, 5, 7)
+
 LAYOUTS = (
     "contiguous",
     "odd offset",
     "transposed",
     "padded rows",
+    "padded outer",
+    "swapped",
+    "rotated",
     "every other",
+    "every other row",
     "expanded",
     "expanded rows",
     "one element",
@@ -47,7 +56,7 @@ SPECIAL_VALUES = (
     "NaN",
 )
 VALUES = ("normal", *SPECIAL_VALUES)
-_FINITE_VALUES = ("normal", "zeros", "equal", "wide")
+_FINITE_VALUES = ("normal", "zeros", "equal", "wide", "subnormal")
 
 KEPT_NAMES = 2
 
@@ -67,6 +76,9 @@ class RecordedDraw:
     third, and to all of them, so that a few dozen turns cover every one. ``names``, a separate
     generator, keeps only ``KEPT_NAMES`` options of a choice between strings (such as an
     activation's name), because each compiles its own kernels and a quick run has time for few.
+    ``large`` makes one drawn size so large that the product of the sizes exceeds a number of
+    ``LARGE``, and the others small; of the first ``large`` numbers one is taken, and no size
+    exceeds ``largest_size``. With ``small``, all sizes are below 10.
     """
 
     device: torch.device
@@ -78,6 +90,9 @@ class RecordedDraw:
     max_numel: int = 1 << 14
     turn: int | None = None
     names: random.Random | None = None
+    small: bool = False
+    large: int = 0
+    largest_size: int = 1 << 30
     choices: list[int] = field(default_factory=list)
     # indices into ``choices`` of the numbers that seed values
     seeds: list[int] = field(default_factory=list)
@@ -85,6 +100,18 @@ class RecordedDraw:
     _product: int = 1
     _max_taken: bool = False
     _tensors: int = 0
+    _sizes: int = 0
+    target: int = 0
+    _large_place: int = 0
+
+    def __post_init__(self) -> None:
+        if self.large:
+            number, place = self.below(self.large), self.below(3)
+            if self.turn is not None and self.replay is None:
+                number = self.turn % self.large
+                place = (self.turn + self.turn // self.large) % 3
+                self.choices[-2:] = [number, place]
+            self.target, self._large_place = LARGE[number], place
 
     def below(self, bound: int) -> int:
         """Draw an integer in [0, bound) and record it; 0 is the simplest."""
@@ -101,14 +128,35 @@ class RecordedDraw:
         return value
 
     def size(self, *interesting: int) -> int:
-        """Draw a dimension, small ones first; the product of all sizes stays within
-        ``max_numel``."""
+        """Draw a dimension: of the list of small ones, of ``interesting``, or any number in the
+        range that is left; the product of all sizes stays within ``max_numel``."""
+        if self.target:
+            return self._large_size()
         room = self.max_numel // max(self._product, 1)
+        if self.small:
+            room = min(room, 9)
         small = [size for size in _SIZES if size <= room]
         special = [size for size in interesting if size <= room and size not in small]
         near = [size + step for size in interesting for step in (-1, 1) if 0 <= size + step <= room]
         options = small + special + [size for size in near if size not in small]
-        size = options[self.below(len(options))] if options else 1
+        place = self.below(len(options) * 2) if options else 0
+        if place < len(options):
+            size = options[place]
+        else:
+            # Every remainder by 8 or 64 comes up, which a list of sizes leaves out.
+            bits = self.below(max(1, (max(room, 1)).bit_length()))
+            size = min((1 << bits) + self.below(1 << bits), room)
+        self._product *= max(size, 1)
+        return size
+
+    def _large_size(self) -> int:
+        """Draw a small dimension, or at its place the one that makes the whole exceed the
+        target."""
+        size = _SMALL[self.below(len(_SMALL))]
+        if self._sizes == self._large_place:
+            size = self.target // max(self._product, 1) + 1 + self.below(64)
+            size = min(size, self.largest_size)
+        self._sizes += 1
         self._product *= max(size, 1)
         return size
 
@@ -260,23 +308,33 @@ def lay_out(values: Tensor, layout: str, device: torch.device, around: float = m
 
 def _strides(shape: Sequence[int], layout: str) -> tuple[list[int], int, int]:
     """Return strides, storage offset and storage size, in elements, of ``shape`` in ``layout``."""
-    order = list(range(len(shape)))
-    step, offset, padding = 1, 0, 0
+    dims = len(shape)
+    order = list(range(dims))  # from the outermost dimension to the innermost
+    step, offset = 1, 0
+    padding = [0] * dims  # elements left out behind all of a dimension
     if layout == "odd offset":
         offset = 3
     elif layout == "transposed":
         order.reverse()
-    elif layout == "padded rows":
-        padding = 3
+    elif layout == "padded rows" and dims:
+        padding[-1] = 3
+    elif layout == "padded outer" and dims > 1:  # as x[:, :k] of three dimensions
+        padding[1] = math.prod(shape[2:]) * 2
+    elif layout == "swapped" and dims > 1:
+        order[0], order[1] = order[1], order[0]
+    elif layout == "rotated" and dims > 1:  # as channels last
+        order = [order[0], *order[2:], order[1]]
+        offset = 5
     elif layout == "every other":
         step, offset = 2, 1
-    strides = [0] * len(shape)
+    elif layout == "every other row" and dims > 1:
+        padding[-1] = shape[-1]
+        offset = 1
+    strides = [0] * dims
     extent = step
     for place in reversed(order):
         strides[place] = extent
-        extent *= max(shape[place], 1)
-        if place == order[-1]:
-            extent += padding
+        extent = extent * max(shape[place], 1) + padding[place]
     room = offset + extent + (8 if layout != "contiguous" else 0)
     return strides, offset, room
 

@@ -20,10 +20,12 @@ from fuselab.prove.arguments import (
     with_own_copies,
     written_places,
 )
-from fuselab.prove.draw import LAYOUTS, VALUES, RecordedDraw, describe
+from fuselab.prove.draw import LARGE, LAYOUTS, VALUES, RecordedDraw, describe
 from fuselab.prove.outputs import floating, output_names, outputs_in
 from fuselab.runtime import dispatch
 from fuselab.runtime.dispatch.overlap import overlaps_itself
+
+_INTERPRETED_SIZE = 1900  # the interpreter takes 0.6 ms per program, of which a row may be one
 
 
 @dataclass(frozen=True)
@@ -140,10 +142,13 @@ class Subject:
 
     def bar(self, args: Sequence[Any]) -> Bar:
         """Return the bar for the results of a call."""
+        return Bar(lambda values: self.expected(*values), args, self.result_names(args))
+
+    def result_names(self, args: Sequence[Any]) -> list[str]:
+        """Return the name of each result of a call: an output, or an argument written over."""
         arguments = tensor_names(self.op, args)
         written = [arguments[place] for place in written_places(self.op, args)]
-        names = written or output_names(self.op)
-        return Bar(lambda values: self.expected(*values), args, names)
+        return written or output_names(self.op)
 
     @property
     def dtype_name(self) -> str:
@@ -170,8 +175,15 @@ class Subject:
         replay: Sequence[int] | None = None,
         max_numel: int | None = None,
         turn: int | None = None,
+        large: bool = False,
+        small: bool = False,
     ) -> Trial | None:
-        """Draw one trial, or return None where the reference or the implementation refuses it."""
+        """Draw one trial, or return None where the reference or the implementation refuses it.
+
+        A ``large`` one exceeds a number of elements of ``LARGE``; under the interpreter only the
+        first of them, with at most ``_INTERPRETED_SIZE`` rows. The sizes of
+        a ``small`` one are below 10.
+        """
         draw = RecordedDraw(
             self.device,
             self.dtype,
@@ -179,9 +191,14 @@ class Subject:
             replay=replay,
             layouts=layouts,
             values=values,
-            max_numel=min(max_numel or self.max_numel, self.max_numel),
+            max_numel=min(max_numel or self.max_numel, self.max_numel)
+            if not large
+            else 2 * LARGE[-1],
             turn=turn,
             names=random.Random(f"{self.seed}|{self.op.name}") if self.quick else None,
+            small=small,
+            large=0 if not large else 1 if self.interpreted else len(LARGE),
+            largest_size=_INTERPRETED_SIZE if self.interpreted else 1 << 30,
         )
         try:
             inputs = self.op.draw(draw) if self.op.draw is not None else self._vary_a_case(draw)
@@ -244,7 +261,9 @@ class Subject:
         """Return a case's inputs with drawn values and layouts, for an operator without
         ``draw``."""
         case = draw.choice(self.small_cases())
-        made = case.make(torch.device("cpu"), self.dtype, torch.Generator().manual_seed(self.seed))
+        # Integers and booleans keep the case's values, which therefore differ between trials.
+        generator = torch.Generator().manual_seed(self.seed + draw.below(1 << 16))
+        made = case.make(torch.device("cpu"), self.dtype, generator)
 
         def vary(value: Any) -> Any:
             if isinstance(value, Tensor) and value.is_floating_point():
