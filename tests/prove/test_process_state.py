@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
-from fuselab.prove import check_group, load
+from fuselab.prove import check_group
 from fuselab.prove.check import check
 from fuselab.prove.process_state import ProcessState
 
@@ -89,4 +88,3 @@ def test_what_an_import_changes_is_a_failure(
     assert torch.get_num_threads() == threads
     (failure,) = report.groups[0].failures
     assert failure.reason == "importing it changes the number of threads"
-    sys.modules.pop(load._module_name(file))

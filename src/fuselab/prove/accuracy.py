@@ -261,7 +261,7 @@ def _group_norm(
     return output, mean.reshape(batch, groups), rstd.reshape(batch, groups)
 
 
-class _Composed(TorchDispatchMode):
+class Composed(TorchDispatchMode):
     """Compute normalisations by their definitions in simpler operators."""
 
     def __init__(self) -> None:
@@ -328,6 +328,7 @@ def rerounded(value: Any, generator: torch.Generator) -> Any:
 
 
 Evaluate = Callable[[Sequence[Any]], Sequence[Tensor | None]]
+EvaluateAll = Callable[[Sequence[Sequence[Any]]], Sequence[Sequence[Tensor | None]]]
 Errors = list[Tensor | None]
 
 
@@ -337,8 +338,9 @@ class Bar:
     ``evaluate(values)`` runs the reference on ``values`` (arguments, then upstream gradients where
     gradients are judged) and returns every result. For float64, the floating tensors in ``values``
     are upcast here, including those inside sequences; integer tensors are left unchanged. The bar
-    is ``slack`` times as wide. ``copies`` is at most ``COPIES``; where it is
-    given, as many copies with one-ulp moves follow, and not ``GENTLE`` times as many.
+    is ``slack`` times as wide. ``composed(values)`` does what ``evaluate`` does, with
+    normalisations computed by simpler operators; by default in this process. ``together`` takes
+    several ``values`` at once, where that is faster.
     """
 
     def __init__(
@@ -347,15 +349,17 @@ class Bar:
         values: Sequence[Any],
         names: Sequence[str],
         slack: float = 1.0,
-        copies: int | None = None,
+        composed: Evaluate | None = None,
+        together: EvaluateAll | None = None,
     ) -> None:
         self.evaluate, self.names, self.slack = evaluate, names, slack
-        self.copies = COPIES if copies is None else min(copies, COPIES)
-        self.gentle = GENTLE if copies is None else 1
+        self.copies, self.gentle = COPIES, GENTLE
+        self.evaluate_all = together or self._one_by_one
+        self.evaluate_composed = composed or self._evaluate_composed
         # An implementation that writes to its inputs must not change what it is judged by.
         self.values = mapped(_copy, values)
-        self.eager = list(evaluate(self.values))
-        self.exact = list(evaluate(mapped(upcast, self.values)))
+        eager, exact = self.evaluate_all([self.values, mapped(upcast, self.values)])
+        self.eager, self.exact = list(eager), list(exact)
         self.composed: list[Tensor | None] = [None] * len(self.eager)  # made where NaN differ
         self.eager_error = [
             _estimate(eager, error)
@@ -363,6 +367,12 @@ class Bar:
                 self.eager, self._float32_error(lambda value: value), strict=True
             )
         ]
+
+    def with_few_copies(self, copies: int) -> Bar:
+        """Return this bar, which measures eager's error on ``copies`` copies and as many with
+        one-ulp moves; for large inputs, whose long rows need few."""
+        self.copies, self.gentle = min(copies, COPIES), 1
+        return self
 
     def _float32_error(self, move: Callable[[Any], Any]) -> Errors:
         """Compute, per result and row, float32's error times 2^-29 on a copy of the inputs that
@@ -374,10 +384,10 @@ class Bar:
             lambda value: move(upcast(value, torch.float32) if _is_float64(value) else value),
             self.values,
         )
-        exact = self.evaluate(mapped(upcast, single))
+        measured, exact = self.evaluate_all([single, mapped(upcast, single)])
         return [
             None if error is None else error * _FLOAT32_TO_FLOAT64
-            for error in _errors(self.evaluate(single), exact)
+            for error in _errors(measured, exact)
         ]
 
     def judge(self, results: Sequence[Tensor | None]) -> list[Judgement]:
@@ -385,8 +395,7 @@ class Bar:
         self.agreed = [self._first_agreed(place, ours) for place, ours in enumerate(results)]
         judgements = [self._judge_one(place, ours) for place, ours in enumerate(results)]
         if any(judgement.problem is not None for judgement in judgements) and self._has_lost():
-            with _Composed():
-                self.composed = list(self.evaluate(mapped(upcast, self.values)))
+            self.composed = list(self.evaluate_composed(mapped(upcast, self.values)))
             judgements = [self._judge_one(place, ours) for place, ours in enumerate(results)]
         if not any(judgement.curable for judgement in judgements):
             return judgements
@@ -405,6 +414,13 @@ class Bar:
             if not any(judgement.curable for judgement in judgements):
                 break
         return judgements
+
+    def _one_by_one(self, several: Sequence[Sequence[Any]]) -> list[Sequence[Tensor | None]]:
+        return [self.evaluate(values) for values in several]
+
+    def _evaluate_composed(self, values: Sequence[Any]) -> Sequence[Tensor | None]:
+        with Composed():
+            return self.evaluate(values)
 
     def _judge_one(self, place: int, ours: Tensor | None) -> Judgement:
         eager, exact = self.eager[place], self.exact[place]
@@ -452,9 +468,13 @@ class Bar:
             return nudged(value, generator, how)
 
         copy = mapped(move, self.values)
-        exact = self.evaluate(mapped(upcast, copy))
-        moved = self.evaluate(mapped(lambda value: rerounded(value, generator), self.values))
-        on_copy = self.evaluate(copy)
+        exact, moved, on_copy = self.evaluate_all(
+            [
+                mapped(upcast, copy),
+                mapped(lambda value: rerounded(value, generator), self.values),
+                copy,
+            ]
+        )
         others = (moved,) if how == "far" else (moved, on_copy)
         for ours, agreed, *found in zip(results, self.agreed, *others, strict=True):
             for other in found:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,28 +11,28 @@ from torch import Tensor
 
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import at, filled, mapped, tensor_names
+from fuselab.prove.asked_calls import with_gradients
+from fuselab.prove.asked_many_calls import Stacks, from_threads, in_turns, under_mode
 from fuselab.prove.outputs import output_names
-from fuselab.prove.process_state import quick_thread_switches
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import Check, Outcome, judged, with_gradients
+from fuselab.prove.trials import Check, Outcome, judged
 
 REPEATS = 4_100  # above twice 2,000, and thirteen times 300
 _SETS = 3  # sets of values among which the calls take turns, so that a stale result shows
-_CHUNK = 512  # results that are compared at once
 # Seconds that the calls may take, by whether the check is quick.
 PATIENCE_S = {True: 10.0, False: 120.0}
 _THREAD_CALLS = 150
 
-Results = list[Tensor | None]
-
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of call: ``make(args)`` makes it, and ``bar(args)`` is the bar for its results."""
+    """One kind of call: the gradients of the tensors at ``places`` under ``upstream``, or the
+    results alone; ``bar(args)`` is the bar for what it returns."""
 
     what: str
-    make: Callable[[Sequence[Any]], Results]
+    places: list[int] | None
+    upstream: tuple[Tensor, ...] | None
     bar: Callable[[Sequence[Any]], Bar]
 
 
@@ -48,89 +45,79 @@ def many_calls_agree(subject: Subject, trial: Trial) -> Outcome:
     """
     several = _sets_of(subject, trial)
     order = torch.Generator().manual_seed(trial.draw.below(1 << 16))
-    steps = torch.randint(1, max(2, len(several)), (REPEATS,), generator=order).tolist()
-    outcome = Outcome()
+    steps = torch.randint(1, max(2, len(several)), (REPEATS,), generator=order)
+    turns = (steps.cumsum(0) % len(several)).tolist()
     kinds = _kinds(subject, trial)
     if subject.quick and not subject.first:
         kinds = kinds[:1]  # a backward takes ten times as long as a forward from a plan
+    outcome = Outcome()
     for kind in kinds:
-        outcome = _repeated(subject, several, steps, kind)
+        outcome = _repeated(subject, several, turns, kind)
         if outcome.problem is not None or outcome.not_judged is not None:
             return outcome
     return outcome
 
 
 def _repeated(
-    subject: Subject, several: Sequence[Sequence[Any]], steps: Sequence[int], kind: Kind
+    subject: Subject, several: Sequence[Sequence[Any]], turns: Sequence[int], kind: Kind
 ) -> Outcome:
-    """Make all calls of one kind and compare their results, a chunk at a time."""
-    compared = [_Repeats(kind.make(args)) for args in several]
+    """Make all calls of one kind and compare their results."""
     patience_s = PATIENCE_S[subject.quick]
-    begin, turn = time.monotonic(), 0
-    for number, step in enumerate(steps, start=1):
-        turn = (turn + step) % len(several)
-        one = compared[turn]
-        one.add(number, kind.make(several[turn]))
-        if number % 64 == 0 and time.monotonic() - begin > patience_s:
-            return Outcome(
-                not_judged=f"{number} of {REPEATS} calls took {patience_s:.0f} s; fewer show little"
-            )
-    for args, one in zip(several, compared, strict=True):
-        one.compare()
-        if one.differs_in is None:
+    given = [list(args) for args in several]
+    found = subject.candidate.ask(
+        in_turns, given, turns, kind.places, kind.upstream, min(patience_s, 1e9)
+    )
+    if found["uneven"]:
+        return Outcome(f"{len(turns)} calls on the same inputs do not give the same {kind.what}")
+    if found["made"] < len(turns):
+        return Outcome(
+            not_judged=f"{found['made']} of {REPEATS} calls took {patience_s:.0f} s; fewer show "
+            "little"
+        )
+    for place, (args, stacks) in enumerate(zip(several, found["stacks"], strict=True)):
+        row = _first_difference(stacks)
+        if row is None:
             continue
         if subject.op.nondeterministic is None:
+            number = [call for call, turn in enumerate(turns, start=1) if turn == place][row - 1]
             return Outcome(
-                f"call {one.differs_in} of {len(steps)} gives other {kind.what} than the first "
+                f"call {number} of {len(turns)} gives other {kind.what} than the first "
                 "call on the same inputs"
             )
-        bar = kind.bar(args)
-        for extreme in (one.least, one.most):
-            outcome = judged(bar, extreme, after=f" in one of {len(steps)} calls")
-            if outcome.problem is not None:
-                return outcome
+        outcome = _extremes_judged(kind.bar(args), stacks, row, f" in one of {len(turns)} calls")
+        if outcome.problem is not None:
+            return outcome
     return Outcome()
 
 
-class _Repeats:
-    """The results of calls on one set of inputs, compared with those of the first."""
+def _first_difference(stacks: Stacks) -> int | None:
+    """Return the first row of the stacks in which a result differs from row 0, bit for bit."""
+    rows = []
+    for stacked in stacks:
+        if stacked is not None and stacked[0].numel():
+            bits = bits_of(stacked)
+            differs = (bits != bits[0]).flatten(1).any(1)
+            rows += [int(differs.int().argmax())] if bool(differs.any()) else []
+    return min(rows, default=None)
 
-    def __init__(self, first: Results) -> None:
-        self.least, self.most = list(first), list(first)
-        self.first = [None if result is None else bits_of(result) for result in first]
-        self.pending: list[Results] = []
-        self.numbers: list[int] = []
-        self.differs_in: int | None = None  # the number of the first call that gave other bits
 
-    def add(self, number: int, results: Results) -> None:
-        self.pending.append(results)
-        self.numbers.append(number)
-        if len(self.pending) == _CHUNK:
-            self.compare()
-
-    def compare(self) -> None:
-        """Compare the pending results with the first, and forget them."""
-        if not self.pending:
-            return
-        for place, column in enumerate(zip(*self.pending, strict=True)):
-            first, least, most = self.first[place], self.least[place], self.most[place]
-            results = [result for result in column if result is not None]
-            if first is None or least is None or most is None or len(results) < len(column):
-                if first is not None or results:
-                    self.differs_in = self.differs_in or self.numbers[0]
-                continue
-            stacked = torch.stack(results)
-            differs = (bits_of(stacked) != first).flatten(1).any(1)
-            if not bool(differs.any()):
-                continue
-            number = self.numbers[int(differs.int().argmax())]
-            self.differs_in = min(number, self.differs_in or number)
-            if stacked.dtype.is_floating_point:
-                self.least[place] = torch.minimum(least, stacked.amin(0))
-                self.most[place] = torch.maximum(most, stacked.amax(0))
-            else:
-                self.most[place] = stacked[int(differs.int().argmax())]
-        self.pending, self.numbers = [], []
+def _extremes_judged(bar: Bar, stacks: Stacks, row: int, after: str) -> Outcome:
+    """Judge the least and the largest value of every element over all rows, and of integers the
+    first row that differs."""
+    outcome = Outcome()
+    for pick in (torch.amin, torch.amax):
+        extreme = [
+            None
+            if stacked is None
+            else pick(stacked, 0)
+            if stacked.dtype.is_floating_point
+            else stacked[row]
+            for stacked in stacks
+        ]
+        outcome = judged(bar, extreme, after=after)
+        if outcome.problem is not None:
+            return outcome
+    return outcome
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -157,18 +144,18 @@ def _sets_of(subject: Subject, trial: Trial) -> list[Sequence[Any]]:
 
 def _kinds(subject: Subject, trial: Trial) -> list[Kind]:
     """Return the kinds of call: the forward, and the forward with its backward."""
-    kinds = [Kind("results", lambda args: [*subject.results(*args)], subject.bar)]
+    kinds = [Kind("results", None, None, subject.bar)]
     if subject.op.gradient is not None:
         upstream = subject.upstream(trial)
         places = subject.differentiable(trial.args)
         names = tensor_names(subject.op, trial.args)
         labels = [*output_names(subject.op), *(f"gradient of {names[place]}" for place in places)]
-        reference = functools.partial(with_gradients, subject.op.reference, places)
         kinds.append(
             Kind(
                 "gradients",
-                lambda args: with_gradients(subject.call, places, [*args, upstream]),
-                lambda args: Bar(reference, [*args, upstream], labels),
+                places,
+                upstream,
+                lambda args: subject.bar_for([*args, upstream], labels, with_gradients, places),
             )
         )
     return kinds
@@ -179,57 +166,24 @@ def threads_agree(subject: Subject, trial: Trial) -> Outcome:
 
     Each thread has inputs of its own, of equal shapes; PyTorch's own threads run below either.
     """
-    several = _sets_of(subject, trial)[:2]
+    several = [list(args) for args in _sets_of(subject, trial)[:2]]
     if len(several) < 2:
         return Outcome(untried=True)
     outcome = Outcome()
     for kind in _kinds(subject, trial):
-        alone = [kind.make(args) for args in several]
-        found, errors = _from_threads(kind, several)
-        if errors:
-            raise errors[0]
-        for args, first, results in zip(several, alone, found, strict=True):
-            other = next((again for again in results if not _same_bits(first, again)), None)
-            if other is None:
+        found = subject.candidate.ask(
+            from_threads, several, _THREAD_CALLS, kind.places, kind.upstream
+        )
+        for args, stacks in zip(several, found, strict=True):
+            row = 0 if stacks is None else _first_difference(stacks)
+            if row is None:
                 continue
-            if subject.op.nondeterministic is None:
+            if stacks is None or subject.op.nondeterministic is None:
                 return Outcome(f"two threads that call at once get other {kind.what} than one")
-            outcome = judged(kind.bar(args), other, after=" from two threads")
+            outcome = _extremes_judged(kind.bar(args), stacks, row, " from two threads")
             if outcome.problem is not None:
                 return outcome
     return outcome
-
-
-def _same_bits(first: Results, again: Results) -> bool:
-    return all(
-        one is other if one is None or other is None else torch.equal(bits_of(one), bits_of(other))
-        for one, other in zip(first, again, strict=True)
-    )
-
-
-def _from_threads(
-    kind: Kind, several: Sequence[Sequence[Any]]
-) -> tuple[list[list[Results]], list[Exception]]:
-    """Call from one thread per set of arguments; return every thread's results, and the errors."""
-    found: list[list[Results]] = [[] for _ in several]
-    errors: list[Exception] = []
-    start = threading.Barrier(len(several))
-
-    def work(place: int) -> None:
-        try:
-            start.wait()
-            for _ in range(_THREAD_CALLS):
-                found[place].append(kind.make(several[place]))
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(several))]
-    with quick_thread_switches():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    return found, errors
 
 
 def every_mode_agrees(subject: Subject, trial: Trial) -> Outcome:
@@ -237,21 +191,17 @@ def every_mode_agrees(subject: Subject, trial: Trial) -> Outcome:
     were made in inference mode."""
     bar = subject.bar(trial.args)
     needing = mapped(_needing, trial.args)
-    with torch.inference_mode():
-        inference = mapped(_made_here, trial.args)
     outcome = Outcome()
-    for mode, name, args, which in (
-        (torch.no_grad, "no_grad", trial.args, ""),
-        (torch.no_grad, "no_grad", needing, " of inputs that need a gradient"),
-        (torch.inference_mode, "inference_mode", trial.args, ""),
-        (torch.inference_mode, "inference_mode", needing, " of inputs that need a gradient"),
-        (torch.inference_mode, "inference_mode", inference, " of inputs made in it"),
-        (torch.enable_grad, "enable_grad", inference, " of inputs made in inference mode"),
+    for mode, args, in_inference, which in (
+        ("no_grad", trial.args, False, ""),
+        ("no_grad", needing, False, " of inputs that need a gradient"),
+        ("inference_mode", trial.args, False, ""),
+        ("inference_mode", needing, False, " of inputs that need a gradient"),
+        ("inference_mode", trial.args, True, " of inputs made in it"),
+        ("enable_grad", trial.args, True, " of inputs made in inference mode"),
     ):
-        for _ in range(2):  # the second call may run a launch plan
-            with mode():
-                results = [result.clone() for result in subject.results(*args)]
-            outcome = judged(bar, results, after=f" under torch.{name}(){which}")
+        for results in subject.candidate.ask(under_mode, mode, in_inference, list(args)):
+            outcome = judged(bar, results, after=f" under torch.{mode}(){which}")
             if outcome.problem is not None:
                 return outcome
     return outcome
@@ -261,13 +211,6 @@ def _needing(value: Any) -> Any:
     if isinstance(value, Tensor) and value.is_floating_point():
         return value.detach().requires_grad_()
     return value
-
-
-def _made_here(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return copy.copy_(value) if 0 not in value.stride() else value.clone()
 
 
 def _compiled(subject: Subject) -> tuple[Verdict, str] | None:

@@ -4,66 +4,29 @@ names, upstream gradients with infinities."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuselab.errors import FuselabError
 from fuselab.op import dtype_name, tensors_in
 from fuselab.prove.accuracy import Bar
-from fuselab.prove.arguments import at, filled, needed, tensor_names
-from fuselab.prove.check_calls import bits_of
-from fuselab.prove.check_memory import poison_of, storage_bytes
+from fuselab.prove.arguments import at, filled, tensor_names
+from fuselab.prove.asked_calls import Results
+from fuselab.prove.asked_edges import guarded, with_inputs, written_beyond
+from fuselab.prove.asked_inputs import unsupported
+from fuselab.prove.asked_memory import storage_bytes
+from fuselab.prove.check_memory import same_bits
 from fuselab.prove.draw import LAYOUTS
-from fuselab.prove.outputs import as_declared, output_names, outputs_in
+from fuselab.prove.held import RemoteError, is_a, said
+from fuselab.prove.outputs import output_names
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import (
-    Check,
-    Outcome,
-    Results,
-    call_bar,
-    has_gradient,
-    judged,
-    with_gradients,
-)
-from fuselab.runtime import dispatch
-from fuselab.runtime.launch_recording import ALLOCATIONS
+from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, judged
 
-GUARD = 64  # elements before and behind a tensor, which keep its alignment
 _SPECIAL_SHARE = 16  # one upstream gradient's element in so many is special
-
-
-# The memory around inputs and outputs
-
-
-def guarded(tensor: Tensor, fill: float) -> Tensor:
-    """Return a copy with the same strides, with ``GUARD`` elements of ``fill`` before and behind.
-
-    The memory around integers holds one of them, because only those are known to be valid.
-    """
-    if tensor.numel() == 0:
-        return tensor
-    if not tensor.is_floating_point():
-        fill = tensor.reshape(-1)[0].item()
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    extent = 1 + sum((size - 1) * stride for size, stride in steps)
-    buffer = torch.full((extent + 2 * GUARD,), fill, dtype=tensor.dtype, device=tensor.device)
-    view = torch.as_strided(buffer, tensor.shape, tensor.stride(), GUARD)
-    torch.as_strided(buffer, (extent,), (1,), GUARD).copy_(
-        torch.as_strided(tensor.detach(), (extent,), (1,), tensor.storage_offset())
-    )
-    return view
-
-
-def edges_of(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a copy of the bytes before and behind a guarded tensor."""
-    whole = storage_bytes(tensor)
-    width = GUARD * tensor.element_size()
-    return whole[:width], whole[-width:]
 
 
 def nothing_beyond_the_edges(subject: Subject, trial: Trial) -> Outcome:
@@ -72,104 +35,42 @@ def nothing_beyond_the_edges(subject: Subject, trial: Trial) -> Outcome:
     Every input lies between guards, once of NaN and once of ones; the results must have equal bits
     and the guards stay. Memory that the implementation allocates lies between guards too.
     """
-    places = list(range(len(tensors_in(trial.args))))
-    upstream = subject.upstream(trial) if subject.op.gradient is not None else ()
-    found: list[Results] = []
+    names = tensor_names(subject.op, trial.args)
+    labels = [f"the {name}" for name in subject.result_names(trial.args)]
+    places, upstream = None, None
+    if subject.op.gradient is not None:
+        places, upstream = subject.differentiable(trial.args), subject.upstream(trial)
+        labels += [f"the gradient of {names[place]}" for place in places]
+        names += ["an upstream gradient"] * len(upstream)
+    found = []
     for fill in (math.nan, 1.0):
-        inputs = [guarded(tensor, fill) for tensor in at(trial.args, places)]
-        given = tuple(guarded(tensor, fill) for tensor in upstream)
-        named = list(zip(tensor_names(subject.op, trial.args), inputs, strict=True))
-        watched = [(name, one) for name, one in named if one.numel()]
-        watched += [("an upstream gradient", one) for one in given if one.numel()]
-        before = [edges_of(one) for _, one in watched]
-        args = filled(trial.args, places, inputs)
-        found.append(_called(subject, args, given))
-        for (name, one), edges in zip(watched, before, strict=True):
-            if not all(map(torch.equal, edges, edges_of(one))):
-                return Outcome(f"memory beside {name} was written to")
-    problem = _first_difference(subject, trial, *found)
-    return Outcome(problem or _written_beyond(subject, trial, upstream))
-
-
-def _called(subject: Subject, args: Sequence[Any], upstream: Sequence[Tensor]) -> Results:
-    if subject.op.gradient is None:
-        return [*subject.results(*args)]
-    return with_gradients(subject.call, subject.differentiable(args), [*args, upstream])
-
-
-def _first_difference(subject: Subject, trial: Trial, one: Results, other: Results) -> str | None:
-    """Return which result depends on the memory around the inputs, or None."""
-    if subject.op.nondeterministic is not None:
-        return None
-    arguments = tensor_names(subject.op, trial.args)
-    names = [f"the {name}" for name in subject.result_names(trial.args)]
-    names += [f"the gradient of {arguments[place]}" for place in subject.differentiable(trial.args)]
-    for name, first, second in zip(names, one, other, strict=False):
-        if first is None or second is None or torch.equal(bits_of(first), bits_of(second)):
-            continue
-        return f"{name} depends on memory beyond the inputs: its bits change with what lies there"
-    return None
-
-
-class GuardedAllocations(TorchDispatchMode):
-    """Puts ``GUARD`` elements before and behind every tensor that ``torch.empty`` and its variants
-    return."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.watched: list[tuple[Tensor, tuple[Tensor, Tensor]]] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in ALLOCATIONS and isinstance(result, Tensor) and result.numel():
-            result = guarded(result.fill_(poison_of(result.dtype, math.nan)), 7.0)
-            self.watched.append((result, edges_of(result)))
-        return result
-
-    def written(self) -> bool:
-        """Return whether any guard was written to."""
-        return any(
-            not all(map(torch.equal, edges, edges_of(tensor))) for tensor, edges in self.watched
-        )
-
-
-def _written_beyond(subject: Subject, trial: Trial, upstream: Sequence[Tensor]) -> str | None:
-    """Return which part of the implementation writes beyond what it allocates, or None."""
-    op, implementation = subject.op, subject.op.implementations[subject.implementation]
-    with GuardedAllocations() as forward:
-        output = subject.call_alone(*trial.args)
-    if forward.written():
-        return "the forward writes beyond a tensor that it allocates"
-    if op.gradient is None or implementation.backward is None:
-        return None
-    saved = op.gradient.save(output, *trial.args)
-    given = as_declared(op, outputs_in(output), upstream)
-    needs = needed(op, trial.args)
-    if implementation.supports_backward(needs, given, *saved) is not None:
-        return None
-    with torch.no_grad(), GuardedAllocations() as backward:
-        implementation.backward(needs, given, *saved)
-    return "the backward writes beyond a tensor that it allocates" if backward.written() else None
-
-
-# Tensors that share memory
+        values = [*trial.args] if upstream is None else [*trial.args, upstream]
+        tensors = [guarded(tensor, fill) for tensor in tensors_in(values)]
+        values = filled(values, range(len(tensors)), tensors)
+        before = [storage_bytes(tensor) for tensor in tensors]
+        after = subject.candidate.ask(with_inputs, places, values)
+        for name, content, tensor in zip(names, before, after["tensors"], strict=True):
+            if not torch.equal(content, storage_bytes(tensor)):
+                return Outcome(f"{name}, or memory beside it, was written to")
+        found.append(after["results"])
+    if subject.op.nondeterministic is None:
+        for label, one, other in zip(labels, *found, strict=True):
+            if one is not None and other is not None and not same_bits([one], [other]):
+                return Outcome(
+                    f"{label} depends on memory beyond the inputs: its bits change with what lies "
+                    "there"
+                )
+    return Outcome(subject.candidate.ask(written_beyond, list(trial.args), upstream))
 
 
 def shared_arguments_are_right(subject: Subject, trial: Trial) -> Outcome:
     """Judge calls in which one tensor is given twice, or lies within another one's memory."""
     outcome = Outcome(untried=True)
     for args, how in _sharing(subject, trial):
-        try:
-            subject.op.validate(*args)
-        except FuselabError:
+        if subject.reference.ask(unsupported, subject.implementation, args) is not None:
             continue
-        if dispatch.why_not(subject.op, subject.implementation, args) is not None:
-            continue
-        shared = Trial(tuple(args), trial.draw, trial.title)
-        bar, results_of = call_bar(subject, shared)
-        outcome = judged(bar, results_of(subject.call), after=f" ({how})")
+        bar, asked = call_bar(subject, replace(trial, args=tuple(args)))
+        outcome = judged(bar, subject.candidate.ask(*asked), after=f" ({how})")
         if outcome.problem is not None:
             return outcome
     return outcome
@@ -200,9 +101,6 @@ def _sharing(subject: Subject, trial: Trial) -> list[tuple[list[Any], str]]:
     return found[:4]
 
 
-# Other dtypes
-
-
 def other_dtypes_are_right(subject: Subject, trial: Trial) -> Outcome:
     """Judge calls in dtypes that the operator does not list: it refuses them, or is right."""
     op, outcome = subject.op, Outcome(untried=True)
@@ -217,19 +115,20 @@ def other_dtypes_are_right(subject: Subject, trial: Trial) -> Outcome:
             if tensor.dtype == subject.dtype
         ]
         args = filled(trial.args, places, [tensor.to(dtype) for tensor in at(trial.args, places)])
-        try:
-            op.validate(*args)
-            if dispatch.why_not(op, subject.implementation, args) is not None:
-                continue
-            bar = subject.bar(args)
-        except (FuselabError, RuntimeError, TypeError):
-            continue  # the operator or the reference refuses this dtype
-        try:
-            results = subject.results(*args)
-        except (FuselabError, NotImplementedError, TypeError) as error:
-            outcome = Outcome(refused=f"refuses {dtype_name(dtype)}: {error}")
+        if subject.reference.ask(unsupported, subject.implementation, args) is not None:
             continue
-        outcome = judged(bar, results, after=f" in {dtype_name(dtype)}, which dtypes does not list")
+        try:
+            bar = subject.bar(args)
+        except (RemoteError, RuntimeError, TypeError, ValueError):
+            continue  # the reference does not compute in this dtype
+        try:
+            found = subject.results(*args)
+        except Exception as error:
+            if not is_a(error, FuselabError, NotImplementedError, TypeError):
+                raise
+            outcome = Outcome(refused=f"refuses {dtype_name(dtype)}: {said(error, 200)}")
+            continue
+        outcome = judged(bar, found, after=f" in {dtype_name(dtype)}, which dtypes does not list")
         if outcome.problem is not None:
             return outcome
     return outcome
@@ -241,9 +140,6 @@ def _lists_not_all(subject: Subject) -> tuple[Verdict, str] | None:
     if len([dtype for dtype in subject.op.dtypes if dtype.is_floating_point]) >= 4:
         return Verdict.SKIPPED, "the operator lists every floating dtype"
     return None
-
-
-# Upstream gradients with infinities
 
 
 def overflow_is_passed_on(subject: Subject, trial: Trial) -> Outcome:
@@ -262,15 +158,15 @@ def overflow_is_passed_on(subject: Subject, trial: Trial) -> Outcome:
     )
     if not any(gradient.numel() for gradient in upstream):
         return Outcome(untried=True)
-    bar, results_of = call_bar(subject, trial, upstream)
-    results = results_of(subject.call)
+    bar, asked = call_bar(subject, trial, upstream)
+    found = subject.candidate.ask(*asked)
     names = tensor_names(subject.op, trial.args)
     count = len(output_names(subject.op))
     for number, place in enumerate(places, start=count):
-        problem = _hidden(results[number], bar.eager[number], bar.exact[number])
+        problem = _hidden(found[number], bar.eager[number], bar.exact[number])
         if problem is not None:
             return Outcome(f"gradient of {names[place]} {problem}")
-    return judged(bar, _finite_in_all(bar, results, count))
+    return judged(bar, _finite_in_all(bar, found, count))
 
 
 def _with_specials(gradient: Tensor, seed: int, kind: int) -> Tensor:
@@ -304,12 +200,12 @@ def _hidden(ours: Tensor | None, eager: Tensor | None, exact: Tensor | None) -> 
     return None
 
 
-def _finite_in_all(bar: Bar, results: Results, count: int) -> Results:
-    """Put zeros into the gradients of the bar and of ``results`` where any of them is not
+def _finite_in_all(bar: Bar, found: Results, count: int) -> Results:
+    """Put zeros into the gradients of the bar and of ``found`` where any of them is not
     finite."""
-    kept = list(results)
-    for place in range(count, len(results)):
-        ours, eager, exact = results[place], bar.eager[place], bar.exact[place]
+    kept = list(found)
+    for place in range(count, len(found)):
+        ours, eager, exact = found[place], bar.eager[place], bar.exact[place]
         if ours is None or eager is None or exact is None or ours.shape != eager.shape:
             continue
         finite = ours.isfinite() & eager.isfinite() & exact.to(eager.dtype).isfinite()

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch.nn.functional as F
-from torch import Tensor
-
 from fuselab.op import tensors_in
-from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import tensor_names
+from fuselab.prove.asked_calls import in_rows, joined, with_gradients
 from fuselab.prove.draw import LAYOUTS, VALUES
-from fuselab.prove.outputs import outputs_in
+from fuselab.prove.held import results
 from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import Check, Outcome, Results, judged, with_gradients
+from fuselab.prove.trials import Check, Outcome, judged
 
 
 def output_is_right(subject: Subject, trial: Trial) -> Outcome:
     """Judge the output.
 
-    The bar's tensors stay alive, so the output cannot get their memory: an output that is never
-    written cannot hold the right values left over from eager.
+    In one process the bar's tensors stay alive, so the output cannot get their memory: an output
+    that is never written cannot hold the right values left over from eager.
     """
     bar = subject.bar(trial.args)
     return judged(bar, subject.results(*trial.args))
@@ -48,31 +41,15 @@ def large_is_right(subject: Subject, trial: Trial) -> Outcome:
     if numel <= trial.draw.target:
         return Outcome(untried=True)
     op, values, labels = subject.op, list(trial.args), subject.result_names(trial.args)
+    places = None
     if op.gradient is not None and numel <= _MOST_FOR_GRADIENTS * 5 // 4:
         places, names = subject.differentiable(trial.args), tensor_names(op, trial.args)
         labels += [f"gradient of {names[place]}" for place in places]
         values.append(subject.upstream(trial))
-
-        def run(function: Callable[..., Any], values: Sequence[Any]) -> Results:
-            return _joined(with_gradients(function, places, values))
-    else:
-
-        def run(function: Callable[..., Any], values: Sequence[Any]) -> Results:
-            return _joined(outputs_in(function(*values)))
-
-    bar = Bar(functools.partial(run, op.reference), values, labels, copies=_COPIES)
-    return judged(bar, run(subject.call, values), after=f" (in rows of {_JOINED})")
-
-
-def _joined(results: Sequence[Tensor | None]) -> Results:
-    """Return large results as matrices with rows of ``_JOINED`` elements, the rest of the last row
-    zeros."""
-    return [
-        result
-        if result is None or result.numel() <= _JOINED
-        else F.pad(result.detach().flatten(), (0, -result.numel() % _JOINED)).view(-1, _JOINED)
-        for result in results
-    ]
+    bar = subject.bar_for(values, labels, in_rows, _JOINED, places).with_few_copies(_COPIES)
+    asked = (results, *values) if places is None else (with_gradients, places, values)
+    found = joined(subject.candidate.ask(*asked), _JOINED)
+    return judged(bar, found, after=f" (in rows of {_JOINED})")
 
 
 CHECKS = (

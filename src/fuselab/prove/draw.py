@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -112,6 +112,24 @@ class RecordedDraw:
                 place = (self.turn + self.turn // self.large) % 3
                 self.choices[-2:] = [number, place]
             self.target, self._large_place = LARGE[number], place
+
+    def state(self) -> dict[str, Any]:
+        """Return what was drawn so far, as plain values for ``resumed``."""
+        return {
+            "choices": list(self.choices),
+            "seeds": list(self.seeds),
+            "notes": list(self.notes),
+            "_product": self._product,
+            "_max_taken": self._max_taken,
+            "_tensors": self._tensors,
+            "_sizes": self._sizes,
+            "target": self.target,
+            "_large_place": self._large_place,
+        }
+
+    def resumed(self, state: Mapping[str, Any]) -> RecordedDraw:
+        """Return this draw as another process left it, ready to draw on."""
+        return replace(self, **{**state, "large": 0})  # its place was drawn
 
     def below(self, bound: int) -> int:
         """Draw an integer in [0, bound) and record it; 0 is the simplest."""

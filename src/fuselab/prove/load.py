@@ -31,6 +31,7 @@ def load_op(spec: str) -> FusedOp:
         TargetError: the file is missing, raises on import (the message has the exception and its
             line), or holds no FusedOp, or several (the message names them).
     """
+    refuse_unknown(spec)
     path_text, _, name = spec.partition(":") if "::" not in spec else (spec, "", "")
     path = Path(path_text).expanduser()
     if path.is_dir() and not _is_library_name(spec):
@@ -41,12 +42,24 @@ def load_op(spec: str) -> FusedOp:
             raise TargetError(f"{path} is composed of several operators; name one: {operators}.")
         return _pick(module, path, name)
     if path.suffix == ".py" or "/" in path_text:
+        return _pick(import_file(path), path, name)
+    return _library_op(spec)
+
+
+def refuse_unknown(spec: str) -> None:
+    """Raise as ``load_op`` does where ``spec`` names no file, folder or operator, importing
+    nothing."""
+    path_text, _, _ = spec.partition(":") if "::" not in spec else (spec, "", "")
+    path = Path(path_text).expanduser()
+    if path.is_dir() and not _is_library_name(spec):
+        return
+    if path.suffix == ".py" or "/" in path_text:
         if not path.is_file():
             raise TargetError(
                 f"{path}: no such file; give FILE.py, a folder or an operator's name."
             )
-        return _pick(import_file(path), path, name)
-    return _library_op(spec)
+    elif not _is_library_name(spec):
+        raise UnknownNameError("operator", spec, ops.operators())
 
 
 def load(spec: str) -> FusedOp | Composition:
@@ -106,10 +119,7 @@ def _is_library_name(spec: str) -> bool:
 
 
 def _library_op(spec: str) -> FusedOp:
-    short = spec.removeprefix("fuselab::")
-    if not ops.has(short):
-        raise UnknownNameError("operator", spec, ops.operators())
-    return ops.contract(short)
+    return ops.contract(spec.removeprefix("fuselab::"))
 
 
 def _module_name(path: Path) -> str:

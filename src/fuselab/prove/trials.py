@@ -10,16 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fuselab.errors import summary
 from fuselab.op import tensors_in
 from fuselab.prove.accuracy import Bar
-from fuselab.prove.arguments import at, filled, tensor_names
+from fuselab.prove.arguments import tensor_names
+from fuselab.prove.asked_calls import with_gradients
 from fuselab.prove.draw import shrink
-from fuselab.prove.outputs import output_names, outputs_in, pulled_back
+from fuselab.prove.held import CandidateError, RemoteError, is_a, results, runs_kernels, said
+from fuselab.prove.outputs import output_names
 from fuselab.prove.result import Result, Verdict
 from fuselab.prove.subject import Subject, Trial
-
-Results = list[Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,8 @@ class Outcome:
 
     ``refused`` is the text of a clear refusal, which is no failure. ``untried`` means that the
     question has no meaning for these inputs. ``not_judged`` says why the trial could not give an
-    answer; it makes the whole check NOT JUDGED, unless another trial fails.
+    answer; it makes the whole check NOT JUDGED, unless another trial fails. ``tries`` bounds the
+    search for a smaller case where each try is dear.
     """
 
     problem: str | None = None
@@ -38,6 +38,7 @@ class Outcome:
     share_of_bar: float = 0.0
     untried: bool = False
     not_judged: str | None = None
+    tries: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Check:
     deep: bool = False
 
 
+_TRIES_AFTER_A_DEATH = 12  # each starts a process, which takes up to a second
 _DRAWS = 20  # how often a trial of a ``non_empty`` check is drawn anew
 LEAST_SHARE = 0.25  # the share of a check's trials that is run even after its time has ended
 
@@ -140,24 +142,18 @@ def planned_trials(subject: Subject, check: Check) -> int:
 
 
 def attempt(subject: Subject, check: Check, trial: Trial) -> Outcome:
-    """Run one trial, turning any exception into a problem.
-
-    An error that its kernels meet after the call returned is a problem too. If the call leaves
-    another CUDA stream current, the former one is restored.
-    """
-    stream = torch.cuda.current_stream(subject.device) if subject.device.type == "cuda" else None
+    """Run one trial, turning any exception and any end of the candidate's process into a
+    problem."""
     try:
-        outcome = check.trial(subject, trial)
-        if stream is not None:
-            torch.cuda.synchronize(subject.device)
-        return outcome
+        return check.trial(subject, trial)
     except torch.OutOfMemoryError:
         raise
+    except CandidateError as fault:
+        return Outcome(str(fault), tries=0 if fault.hangs else _TRIES_AFTER_A_DEATH)
     except Exception as error:
-        return Outcome(f"raised {summary(error, 200)}")
-    finally:
-        if stream is not None:
-            torch.cuda.set_stream(stream)
+        if is_a(error, torch.OutOfMemoryError):
+            raise torch.OutOfMemoryError(str(error)) from error
+        return Outcome(f"raised {said(error, 200)}")
 
 
 def _trials(subject: Subject, check: Check, case: str | None) -> Any:
@@ -221,12 +217,12 @@ def _failure(
     subject: Subject, check: Check, label: str | None, trial: Trial, outcome: Outcome, tried: int
 ) -> Result:
     """Return the failure with its smallest case; an operator's own case is not shrunk."""
-    if check.source == "draws" and still_answers(subject.device):
+    if check.source == "draws" and still_answers(subject):
         smallest = (trial, outcome)
 
         def fails(choices: Sequence[int]) -> Sequence[int] | None:
             nonlocal smallest
-            replayed = _replay(subject, check, choices) if still_answers(subject.device) else None
+            replayed = _replay(subject, check, choices) if still_answers(subject) else None
             if replayed is None:
                 return None
             found = attempt(subject, check, replayed)
@@ -236,8 +232,11 @@ def _failure(
                 smallest = (replayed, found)
             return list(replayed.draw.choices)
 
-        choices = shrink(trial.draw.choices, fails, check.shrink_tries)
-        if smallest[0].draw.choices != choices and still_answers(subject.device):
+        tries = check.shrink_tries
+        if outcome.tries is not None:
+            tries = min(tries, outcome.tries)
+        choices = shrink(trial.draw.choices, fails, tries)
+        if smallest[0].draw.choices != choices and still_answers(subject):
             replayed = _replay(subject, check, choices)
             if replayed is not None:
                 again = attempt(subject, check, replayed)
@@ -266,16 +265,17 @@ def _failure(
     )
 
 
-def still_answers(device: torch.device) -> bool:
-    """Return whether a device still runs kernels; an illegal access ends its context for good."""
-    if device.type != "cuda":
+def still_answers(subject: Subject) -> bool:
+    """Return whether the candidate still runs kernels, in a fresh process where that is needed and
+    possible."""
+    if subject.device.type != "cuda":
         return True
     try:
-        torch.cuda.synchronize(device)
-        torch.rand(1, device=device).item()
-    except RuntimeError:
-        return False
-    return True
+        if subject.candidate.ask(runs_kernels, subject.device):
+            return True
+    except (CandidateError, RemoteError):
+        pass
+    return subject.candidate.renew()
 
 
 def judged(
@@ -298,26 +298,6 @@ def judged(
     return Outcome(problem, worst.ours_ulp, worst.eager_ulp, share_of_bar=worst.share_of_bar)
 
 
-def with_gradients(
-    function: Callable[..., Any], places: Sequence[int], values: Sequence[Any]
-) -> Results:
-    """Return the outputs and the gradients of the tensors at ``places``.
-
-    ``values`` are the arguments followed by the tuple of upstream gradients.
-    """
-    *args, upstream = values
-    leaves = as_leaves(args, places)
-    outputs = outputs_in(function(*leaves))
-    grads = pulled_back(outputs, at(leaves, places), upstream)
-    return [*(output.detach() for output in outputs), *grads]
-
-
-def as_leaves(args: Sequence[Any], places: Sequence[int]) -> list[Any]:
-    """Return the arguments with fresh leaves (same memory, same strides) at ``places``."""
-    leaves = [tensor.detach().requires_grad_() for tensor in at(args, places)]
-    return filled(args, places, leaves)
-
-
 def has_gradient(subject: Subject) -> tuple[Verdict, str] | None:
     """Return None, or the verdict on a check of gradients of an operator without any."""
     return None if subject.op.gradient is not None else (Verdict.SKIPPED, "it declares no gradient")
@@ -325,19 +305,19 @@ def has_gradient(subject: Subject) -> tuple[Verdict, str] | None:
 
 def call_bar(
     subject: Subject, trial: Trial, upstream: Sequence[Tensor] | None = None
-) -> tuple[Bar, Callable[[Callable[..., Any]], Results]]:
-    """Return the bar for a call, and a function of ``subject.call``, or its like, that makes the
-    call and returns what is judged.
+) -> tuple[Bar, tuple[Any, ...]]:
+    """Return the bar for a call, and what to ask the candidate for, a procedure and its arguments,
+    to get what is judged.
 
     These are the outputs and, if the operator has a gradient, every gradient under ``upstream``,
     which is drawn if it is None.
     """
     args = trial.args
     if subject.op.gradient is None:
-        return subject.bar(args), lambda function: [*outputs_in(function(*args))]
-    places, reference = subject.differentiable(args), subject.op.reference
+        return subject.bar(args), (results, *args)
+    places = subject.differentiable(args)
     values = [*args, subject.upstream(trial) if upstream is None else tuple(upstream)]
     names = tensor_names(subject.op, args)
     labels = [*output_names(subject.op), *(f"gradient of {names[place]}" for place in places)]
-    bar = Bar(lambda values: with_gradients(reference, places, values), values, labels)
-    return bar, lambda function: with_gradients(function, places, values)
+    bar = subject.bar_for(values, labels, with_gradients, places)
+    return bar, (with_gradients, places, values)
