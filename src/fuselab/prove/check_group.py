@@ -13,6 +13,7 @@ import torch
 from fuselab.errors import ArgumentError, UnknownNameError
 from fuselab.prove import (
     check_calls,
+    check_declaration,
     check_device,
     check_gradients,
     check_inputs,
@@ -29,6 +30,7 @@ from fuselab.runtime import fallback
 
 CHECKS: tuple[Check, ...] = (
     *check_memory.STATE_CHECKS,  # these run before anything else has called the implementation
+    *check_declaration.CHECKS,
     *check_values.CHECKS,
     *check_memory.CHECKS,
     *check_inputs.CHECKS,

@@ -56,7 +56,7 @@ CHECKS = (
     # The operator's own cases.
     Check("cases", output_is_right, source="cases"),
     # Any size, also one that no block divides.
-    Check("shapes", output_is_right, quick=40, full=200),
+    Check("shapes", output_is_right, quick=40, full=200, turns=True),
     # Above 2^12, 2^16, 2^17 and 2^20 elements: many rows, wide rows.
     Check("large", large_is_right, quick=4, full=24, turns=True, large=True, shrink_tries=4),
     # Zeros, NaN, infinities, subnormal and largest numbers.

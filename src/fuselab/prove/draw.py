@@ -76,8 +76,8 @@ class RecordedDraw:
     third, and to all of them, so that a few dozen turns cover every one. ``names``, a separate
     generator, keeps only ``KEPT_NAMES`` options of a choice between strings (such as an
     activation's name), because each compiles its own kernels and a quick run has time for few.
-    ``large`` makes one drawn size so large that the product of the sizes exceeds a number of
-    ``LARGE``, and the others small; of the first ``large`` numbers one is taken, and no size
+    ``large`` makes one drawn size exceed a number of ``LARGE`` (of the last one, the product of
+    the sizes does), and the others small; of the first ``large`` numbers one is taken, and no size
     exceeds ``largest_size``. With ``small``, all sizes are below 10.
     """
 
@@ -158,21 +158,42 @@ class RecordedDraw:
         near = [size + step for size in interesting for step in (-1, 1) if 0 <= size + step <= room]
         options = small + special + [size for size in near if size not in small]
         place = self.below(len(options) * 2) if options else 0
-        if place < len(options):
-            size = options[place]
-        else:
-            # Every remainder by 8 or 64 comes up, which a list of sizes leaves out.
-            bits = self.below(max(1, (max(room, 1)).bit_length()))
-            size = min((1 << bits) + self.below(1 << bits), room)
+        remainder = self._remainder(room)
+        if remainder is not None:
+            place = self.choices[-1] = len(options)
+        is_listed = place < len(options)
+        size = options[place] if is_listed else self._any_size(room, remainder)
         self._product *= max(size, 1)
         return size
+
+    def _remainder(self, room: int) -> int | None:
+        """Return what a size must leave when it is divided by 8, where neither layouts nor values
+        are taken in turn; None where it may leave anything."""
+        varied = len(self.layouts) > 1 or len(self.values) > 1
+        if self.turn is None or self.replay is not None or varied or room < 16:
+            return None
+        return self.turn % 8 if self.turn // 8 % 2 == 0 else None
+
+    def _any_size(self, room: int, remainder: int | None) -> int:
+        """Draw a number up to ``room``, small ones as often as large ones, so that remainders come
+        up that a list of sizes leaves out."""
+        bits = self.below(max(1, max(room, 1).bit_length()))
+        if remainder is not None:
+            bits = self.choices[-1] = min(max(bits, 3), room.bit_length() - 2)
+        beyond = self.below(1 << bits)
+        if remainder is not None:
+            beyond = self.choices[-1] = beyond // 8 * 8 + remainder
+        return min((1 << bits) + beyond, room)
 
     def _large_size(self) -> int:
         """Draw a small dimension, or at its place the one that makes the whole exceed the
         target."""
-        size = _SMALL[self.below(len(_SMALL))]
+        small = _SMALL if self._large_place == 0 else _SMALL[:3]
+        size = small[self.below(len(small))]
         if self._sizes == self._large_place:
-            size = self.target // max(self._product, 1) + 1 + self.below(64)
+            # As many rows as elements, except of a million, which are elements.
+            others = 1 if self.target < LARGE[-1] else self._product
+            size = self.target // max(others, 1) + 1 + self.below(64)
             size = min(size, self.largest_size)
         self._sizes += 1
         self._product *= max(size, 1)
