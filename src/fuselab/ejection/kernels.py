@@ -170,8 +170,8 @@ def product(axes: Sequence[Axis]) -> sympy.Expr:
 
 
 def quotient(size: sympy.Expr, by: sympy.Expr) -> sympy.Expr:
-    """Return ``size / by``, which is known to be whole."""
-    ratio = sympy.simplify(size / by)
+    """Return ``size / by``, which is known to be whole, as are the divisions in both."""
+    ratio = sympy.simplify(without_floors(size) / without_floors(by))
     numerator, denominator = ratio.as_numer_denom()
     return ratio if denominator == 1 else numerator // denominator
 
