@@ -16,6 +16,7 @@ INFIX = {
     operator.mul: "*",
     operator.truediv: "/",
     operator.floordiv: "//",
+    operator.mod: "%",
     operator.matmul: "@",
     operator.pow: "**",
     operator.lt: "<",
@@ -26,7 +27,11 @@ INFIX = {
     operator.ne: "!=",
     operator.and_: "&",
     operator.or_: "|",
+    operator.xor: "^",
+    operator.lshift: "<<",
+    operator.rshift: ">>",
 }
+_PREFIX = {operator.neg: "-", operator.pos: "+", operator.invert: "~", operator.inv: "~"}
 
 
 def call_text(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
@@ -38,8 +43,8 @@ def call_text(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
         return f"{arguments[0]}.{target}({', '.join([*arguments[1:], *keywords])})"
     if target in INFIX and len(arguments) == 2:
         return f"{arguments[0]} {INFIX[target]} {arguments[1]}"
-    if target is operator.neg:
-        return f"-{arguments[0]}"
+    if target in _PREFIX:
+        return f"{_PREFIX[target]}{arguments[0]}"
     if target is operator.getitem:
         return f"{arguments[0]}[{_subscript(node.args[1], names)}]"
     if target is getattr:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import HigherOrderOperator
 
-from fuselab.ejection.calls import call_text
+from fuselab.ejection.calls import INFIX, call_text
 from fuselab.ejection.capture import Captured, argument_name, source_line, trace
 from fuselab.ejection.groups import ARRANGING, groups_worth_a_kernel
 from fuselab.ejection.kernels import DoesNotFitError
@@ -196,6 +196,7 @@ class _Cutter:
         self.traced = traced
         self.inference = inference
         self.graph = traced.traced.graph
+        _drop_assertions(self.graph)
         self.newer = _without_in_place(self.graph)
         self.sizes = Sizes(traced)
         self.names = _names(self.graph)
@@ -242,6 +243,12 @@ class _Cutter:
                     f"{self.traced.name} calls a custom autograd function, or control flow as an "
                     f"operator{line}; eject the parts before and after it."
                 )
+            if any(is_number(one) and not self._is_known(one) for one in node.all_input_nodes):
+                line = f" ({text})" if (text := source_line(node)) else ""
+                raise EjectError(
+                    f"{self.traced.name} reads a size that depends on values{line}; eject the "
+                    "parts before and after it."
+                )
         written = _aliases_of_written(self.calls)
         for node in self.calls:
             if node in written:
@@ -270,6 +277,14 @@ class _Cutter:
             self.reasons,
             frozen,
         )
+
+    def _is_known(self, number: fx.Node) -> bool:
+        """Return whether a number depends on the sizes of the arguments alone."""
+        value = _value(number)
+        several = value if isinstance(value, torch.Size) else [value]
+        held = [one for one in several if isinstance(one, (torch.SymInt, torch.SymFloat))]
+        known = {*self.sizes.names, *self.sizes.equal}
+        return all(known.issuperset(_symbols(one)) for one in held)
 
     def reason(self, node: fx.Node) -> str | None:
         """Return None if eject can write the call's kernel, else why not."""
@@ -439,6 +454,7 @@ def _writes(node: fx.Node) -> fx.Node | None:
     name = call_name(node)
     is_method = node.op == "call_method" and name.endswith("_") and not name.endswith("__")
     is_function = node.op == "call_function" and name.endswith("_") and not name.startswith("_")
+    is_function &= node.target not in INFIX  # `&` is ``operator.and_``
     written = node.target in _IN_PLACE or node.target is operator.setitem
     if is_method or is_function or written or node.kwargs.get("inplace") is True:
         first = node.args[0] if node.args else node.kwargs.get("input")
@@ -462,6 +478,17 @@ def _aliases_of_written(calls: Sequence[fx.Node]) -> set[fx.Node]:
         if _writes(node) is not None
         or any(_storage(one) in storages for one in (node, *node.all_input_nodes))
     }
+
+
+def _drop_assertions(graph: fx.Graph) -> None:
+    """Remove what Dynamo asserts of sizes that depend on values, and nothing else reads."""
+    for node in reversed(graph.nodes):
+        held = _value(node)
+        is_condition = isinstance(held, (bool, torch.SymBool)) and not node.users
+        if node.target is torch.ops.aten._assert_scalar.default or (
+            is_condition and node.op == "call_function"
+        ):
+            graph.erase_node(node)
 
 
 def _without_in_place(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
