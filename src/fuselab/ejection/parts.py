@@ -244,8 +244,11 @@ class Parts:
             first, last = self.hint(start), self.hint(start) + step * (self.hint(length) - 1)
             begin = self.hint(one.start)
             if one.step == 1 and begin <= first and last < begin + self.hint(size):
+                behind = self.exact(one.start + size - start - step * (length - 1) - 1)
+                if self.hint(length) == 0 and not behind.is_number:
+                    continue  # nothing in the example, and elsewhere not in this part
                 self.require(start - one.start, source.line)
-                self.require(one.start + size - start - step * (length - 1) - 1, source.line)
+                self.require(behind, source.line)
                 return self.cut(one.value, dim, self.exact(start - one.start), length, step)
         if step != 1 or any(one.step != 1 for one in source.parts):
             return None

@@ -9,6 +9,8 @@ two of its own.
 from __future__ import annotations
 
 import builtins
+import functools
+import inspect
 import itertools
 import linecache
 import operator
@@ -456,11 +458,29 @@ def _writes(node: fx.Node) -> fx.Node | None:
     is_function = node.op == "call_function" and name.endswith("_") and not name.startswith("_")
     is_function &= node.target not in INFIX  # `&` is ``operator.and_``
     written = node.target in _IN_PLACE or node.target is operator.setitem
-    if is_method or is_function or written or node.kwargs.get("inplace") is True:
+    if is_method or is_function or written or _is_asked_to_write(node):
         first = node.args[0] if node.args else node.kwargs.get("input")
         return first if isinstance(first, fx.Node) and not is_number(first) else None
     out = node.kwargs.get("out")
     return out if isinstance(out, fx.Node) else None
+
+
+def _is_asked_to_write(node: fx.Node) -> bool:
+    """Return whether a call has ``inplace=True``, by name or, as ``nn.Hardswish`` passes it, by
+    position."""
+    place = _place_of_inplace(node.target) if node.op == "call_function" else None
+    by_position = place is not None and node.args[place:] == (True,)
+    return by_position or node.kwargs.get("inplace") is True
+
+
+@functools.cache
+def _place_of_inplace(target: Any) -> int | None:
+    """Return which parameter of a function is ``inplace``, its last; None where it has none."""
+    try:
+        names = list(inspect.signature(target).parameters)
+    except (TypeError, ValueError):  # a builtin
+        return None
+    return len(names) - 1 if names and names[-1] == "inplace" else None
 
 
 def _storage(node: fx.Node) -> int | None:
@@ -522,8 +542,9 @@ def _make_new(node: fx.Node, name: str) -> None:
     target: Any = node.target
     if target in _IN_PLACE:
         node.target = _IN_PLACE[target]
-    elif node.kwargs.get("inplace") is True:
+    elif _is_asked_to_write(node):
         node.kwargs = {key: value for key, value in node.kwargs.items() if key != "inplace"}
+        node.args = node.args[: _place_of_inplace(target)]
     elif node.op == "call_method":
         node.target = name[:-1]
     else:
