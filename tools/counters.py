@@ -25,8 +25,9 @@ import sys
 import torch
 
 from fuselab import ops
-from fuselab.prove.subject import Subject
-from fuselab.prove.trials import with_gradients
+from fuselab.prove.arguments import differentiable
+from fuselab.prove.asked_calls import with_gradients
+from fuselab.prove.held import Held
 
 SECTIONS = (
     "SpeedOfLight",
@@ -46,17 +47,17 @@ def launch(work: str) -> None:
     name, case_name, dtype, implementation, *backward = work.split()
     op = ops.contract(name)
     device = torch.device("cuda", 0)
-    subject = Subject(op, implementation, device, getattr(torch, dtype))
+    held = Held(op, implementation)
     case = next(case for case in op.cases if case.name.replace(" ", "_") == case_name)
-    args = op.bind(case.make(device, subject.dtype, torch.Generator().manual_seed(0)))
-    places = subject.differentiable(args) if backward else []
-    upstream = torch.ones_like(subject.public_named(*args)) if places else None
+    args = op.bind(case.make(device, getattr(torch, dtype), torch.Generator().manual_seed(0)))
+    places = differentiable(op, args) if backward else []
+    upstream = torch.ones_like(held.public(*args)) if places else None
 
     def call() -> None:
         if places:
-            with_gradients(subject.public_named, places, [*args, upstream])
+            with_gradients(held.public, places, [*args, upstream])
         else:
-            subject.public_named(*args)
+            held.public(*args)
 
     for _ in range(3):
         call()

@@ -41,9 +41,10 @@ import torch
 from fuselab import ops
 from fuselab.op import tensors_in
 from fuselab.prove.arguments import at, mapped
+from fuselab.prove.asked_calls import as_leaves, with_gradients
 from fuselab.prove.draw import LAYOUTS
+from fuselab.prove.held import Held, Here
 from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import as_leaves, with_gradients
 from fuselab.runtime import fallback, kernel_launch, launch_recording
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_addmm_activation")
@@ -113,7 +114,7 @@ def run(
         if declared.device != "cuda":
             continue
         for dtype in (dtype for dtype in op.dtypes if dtype in DTYPES):
-            subject = Subject(op, implementation, device, dtype, seed, quick=True)
+            subject = Subject.here(op, implementation, device, dtype, seed, quick=True)
             for label, trial, call in (*_cases(subject), *_draws(subject, draws)):
                 if only is not None and label not in only:
                     continue
@@ -157,6 +158,12 @@ def _label(subject: Subject) -> str:
     return f"{subject.op.name} {subject.implementation} {subject.dtype}"
 
 
+def _held(subject: Subject) -> Held:
+    """Return the operator of a subject whose ends are in this process."""
+    assert isinstance(subject.candidate, Here) and isinstance(subject.candidate.held, Held)
+    return subject.candidate.held
+
+
 def call_case(subject: Subject, trial: Trial) -> None:
     """Call on one of the operator's own cases, with all gradients from an upstream gradient of
     ones."""
@@ -165,7 +172,7 @@ def call_case(subject: Subject, trial: Trial) -> None:
         subject.results(*trial.args)
         return
     leaves = as_leaves(trial.args, places)
-    output = subject.call(*leaves)
+    output = _held(subject)(*leaves)
     torch.autograd.grad(output, at(leaves, places), torch.ones_like(output), allow_unused=True)
 
 
@@ -178,7 +185,7 @@ def call_drawn(subject: Subject, trial: Trial) -> None:
         return
     upstream = tight(subject.upstream(trial))
     for wanted in (places, [trial.draw.choice(places)]):
-        with_gradients(subject.call, wanted, [*args, upstream])
+        with_gradients(_held(subject), wanted, [*args, upstream])
 
 
 def tight(value: Any) -> Any:

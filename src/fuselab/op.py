@@ -377,6 +377,11 @@ class FusedOp:
         return inspect.signature(self.reference, eval_str=True)
 
     @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters, in order."""
+        return tuple(self.signature.parameters)
+
+    @cached_property
     def tensor_parameters(self) -> tuple[str, ...]:
         """Names of the parameters annotated Tensor, Tensor | None or Sequence[Tensor], in order."""
         return tuple(

@@ -16,8 +16,8 @@ from fuselab.cli.main import run
         (["profil"], "fuselab: No such command 'profil'. Did you mean 'profile'?\n"),
         (["list", "--jsno", "x"], "fuselab: No such option '--jsno'. Did you mean '--json'?\n"),
         (
-            ["judge", "softmax"],
-            "fuselab: No such command 'judge'. 'fuselab --help' shows the call.\n",
+            ["jury", "softmax"],
+            "fuselab: No such command 'jury'. 'fuselab --help' shows the call.\n",
         ),
         (
             ["train", "dlrm", "--seed", "x"],

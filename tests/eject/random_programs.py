@@ -327,7 +327,7 @@ def problem_of(package: Path, language: str, seed: int) -> str | None:
     op = replace(op, implementations=on_cpu, configs={}, prefer=None)
     dtype = DTYPES[seed % (3 if language == "triton" else 4)]
     is_triton = language == "triton"
-    subject = Subject(
+    subject = Subject.here(
         op, language, torch.device("cpu"), dtype, seed, quick=True, interpreted=is_triton
     )
     for known in CHECKS:

@@ -21,7 +21,7 @@ from fuselab.cli.main import run
 from fuselab.ejection.eject import ejected
 from fuselab.ejection.regions import Region, call_name, cut
 from fuselab.errors import EjectError, TargetError
-from fuselab.prove.check_composition import composition_groups
+from fuselab.prove.check_composition import Whole, composition_groups
 from fuselab.prove.load import load, load_op
 from fuselab.prove.result import Group, Result, Verdict
 from fuselab.prove.subject import Subject
@@ -289,9 +289,11 @@ def test_check_fails_where_the_whole_is_wrong(gate: tuple[nn.Module, Path]) -> N
 
     broken = replace(composition, function=wrong)
     cpu = torch.device("cpu")
-    (group,) = composition_groups(broken, [torch.float32], cpu, True, 0, 10.0, "gate")
+    (group,) = composition_groups(Whole.here(broken, cpu), [torch.float32], True, 0, 10.0, "gate")
     assert [result.check for result in group.failures] == ["whole"]
-    (group,) = composition_groups(composition, [torch.float32], cpu, True, 0, 10.0, "gate")
+    (group,) = composition_groups(
+        Whole.here(composition, cpu), [torch.float32], True, 0, 10.0, "gate"
+    )
     assert not group.failures
 
 

@@ -19,7 +19,7 @@ from fuselab.ejection.eject import ejected
 from fuselab.ejection.fold import fold
 from fuselab.ejection.generated import planned
 from fuselab.errors import DifferentiationError, EjectError
-from fuselab.prove.check_composition import _results
+from fuselab.prove.check_composition import whole_results
 from fuselab.prove.load import load_op
 
 
@@ -316,7 +316,7 @@ def test_statistics_in_eval_mode_are_constants(
 
 def test_check_judges_what_a_composition_writes() -> None:
     x, average = drawn(7, 5).requires_grad_(), drawn(5)
-    *_, state = _results(moving_average, {}, [x, average])
+    *_, state = whole_results(moving_average, [x, average])
     torch.testing.assert_close(state, 0.9 * average + 0.1 * x.detach().mean(0))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fuselab.prove import check_group
+from fuselab.prove import check_calls, check_group
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -14,3 +14,4 @@ sys.path.insert(0, str(Path(__file__).parent))
 def no_check_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine must not leave out the trial that finds the fault."""
     monkeypatch.setattr(check_group, "QUICK_BUDGET_S", float("inf"))
+    monkeypatch.setattr(check_calls, "PATIENCE_S", {True: float("inf"), False: float("inf")})

@@ -200,6 +200,18 @@ def test_a_row_whose_time_ends_first_says_so(
     assert written["cut_short"] is True and written["groups"][0]["cut_short"] is True
 
 
+def test_a_check_past_its_time_still_makes_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = [known for known in check_group.CHECKS if known.name in ("cases", "shapes", "layouts")]
+    monkeypatch.setattr(check_group, "CHECKS", tuple(some))
+    monkeypatch.setattr(check_group, "QUICK_BUDGET_S", 0.0)
+    op, cpu = honest.make_op("late"), torch.device("cpu")
+    group = check_group.run_group(Subject.here(op, "plain", cpu, torch.float16, 2, True), None)
+    counted = {entry.check: (entry.trials, entry.planned) for entry in group.results}
+    assert counted["shapes"] == (10, 40) and counted["layouts"] == (14, 56)
+    assert counted["cases"][0] == counted["cases"][1] > 0
+    assert group.planned - group.trials == 30 + 42
+
+
 @pytest.mark.usefixtures("few_checks")
 def test_a_full_check_makes_all_its_trials() -> None:
     report = check(honest.make_op("whole"), dtype=torch.float32, device="cpu")
@@ -226,9 +238,11 @@ def test_a_huge_sum_meets_the_bar_of_the_other_checks() -> None:
         return Inputs((input, torch.zeros(1)))
 
     case = Case("64 sums", make, frozenset({"huge"}))
-    op = honest.make_op("long_sum", forward=forward, reference=reference, gradient=None)
-    subject = Subject(op, "plain", torch.device("cpu"), torch.float32)
-    trial = subject.from_case("huge", case)
+    op = honest.make_op(
+        "long_sum", forward=forward, reference=reference, gradient=None, cases=(case,)
+    )
+    subject = Subject.here(op, "plain", torch.device("cpu"), torch.float32)
+    trial = subject.from_case("huge", subject.op.cases[0])
     assert trial is not None
     pieces = check_device._compare_in_pieces
     assert pieces(subject.results(*trial.args), subject.expected(*trial.args)) is not None
@@ -239,7 +253,7 @@ def test_a_huge_sum_meets_the_bar_of_the_other_checks() -> None:
         return forward(input.half().float(), bias, scale)
 
     op = honest.make_op("half_sum", forward=half, reference=reference, gradient=None)
-    subject = Subject(op, "plain", torch.device("cpu"), torch.float32)
+    subject = Subject.here(op, "plain", torch.device("cpu"), torch.float32)
     assert check_device._huge_case(subject, trial).problem is not None
 
 

@@ -211,7 +211,7 @@ def test_a_draw_that_the_reference_refuses_twenty_times_is_no_trial() -> None:
     sizes = iter([0, 0, 3])
     assert accepted(reference, lambda: (torch.ones(next(sizes), 3),))[0].shape == (3, 3)
     refusing = honest.make_op("refusing", draw=lambda _: Inputs(accepted(reference, _nothing)))
-    subject = Subject(refusing, "plain", torch.device("cpu"), torch.float32)
+    subject = Subject.here(refusing, "plain", torch.device("cpu"), torch.float32)
     assert subject.draw("shapes", 0) is None
 
 

@@ -15,13 +15,17 @@ from gallery import (
     several_outputs,
     wrong,
     wrong_arguments,
+    wrong_calls,
     wrong_gradients,
+    wrong_outputs,
+    wrong_state,
 )
 from gallery.wrong import Exhibit
 
 from fuselab.op import FusedOp
-from fuselab.prove import accuracy, check_group
+from fuselab.prove import accuracy, check_calls, check_group
 from fuselab.prove.check import check
+from fuselab.prove.process_state import ProcessState
 from fuselab.prove.result import CheckReport
 from fuselab.runtime.dispatch import public, raw_operator, registration
 
@@ -31,6 +35,8 @@ EXHIBITS = [
     *wrong_arguments.EXHIBITS,
     *several_outputs.EXHIBITS,
 ]
+# Of these only the check that must catch them is made, and the operator's cases.
+NARROW = [*wrong_outputs.EXHIBITS, *wrong_calls.EXHIBITS, *wrong_state.EXHIBITS]
 OTHERS: dict[str, Callable[[str, str], FusedOp]] = {
     "in_place": in_place.make_op,
     "in_place_sequence": in_place.make_sequence_op,
@@ -39,17 +45,18 @@ OTHERS: dict[str, Callable[[str, str], FusedOp]] = {
     "several_outputs": several_outputs.make_op,
 }
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-SLOW = {"operator", "compile", "compiled gradients", "torch.func"}  # a second each; cost nothing
+# These take a second each, and show nothing about an operator that another check is about.
+SLOW = {"operator", "compile", "compiled gradients", "torch.func", "many calls", "two threads"}
+SLOW |= {"held outputs", "leaks"}
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_changed() -> Iterator[None]:
     """Some exhibits change global state on purpose."""
     stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
-    random_state = torch.get_rng_state()
+    before = ProcessState()
     yield
-    torch.set_flush_denormal(False)
-    torch.set_rng_state(random_state)
+    before.restore()
     if stream is not None:
         torch.cuda.set_stream(stream)
 
@@ -91,6 +98,24 @@ def test_wrong_operator_is_caught(
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("exhibit", NARROW, ids=lambda exhibit: exhibit.name)
+def test_its_own_check_catches_a_wrong_operator(
+    exhibit: Exhibit, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [
+        replace(known, shrink_tries=2)
+        for known in check_group.CHECKS
+        if known.name in {"cases", exhibit.caught_by}
+    ]
+    monkeypatch.setattr(check_group, "CHECKS", tuple(wanted))
+    monkeypatch.setattr(accuracy, "COPIES", 4)
+    report = check(exhibit.build(device), dtype=exhibit.dtype, quick=True, seed=0, device=device)
+    assert exhibit.caught_by in report.failed_checks(), report
+    assert exhibit.passes_its_cases is ("cases" not in report.failed_checks())
+    assert report.groups[0].failures[0].repeat_command
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_honest_operator_passes(device: str) -> None:
     report = check(
         honest.make_op("honest" if device == "cpu" else "honest_cuda", device),
@@ -109,6 +134,7 @@ def test_honest_operators_of_other_arguments_pass(
     if device == "cuda":  # what torch.compile makes there, the operator of the test above shows
         quick = [known for known in check_group.CHECKS if known.name not in SLOW]
         monkeypatch.setattr(check_group, "CHECKS", tuple(quick))
+    monkeypatch.setattr(check_calls, "REPEATS", 60)  # the operator of the test above makes them all
     op = OTHERS[kind](f"honest_{kind}_{device}", device)
     report = check(op, quick=True, device=device)
     assert report.passed, [failure for group in report.groups for failure in group.failures]

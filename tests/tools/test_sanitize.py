@@ -41,7 +41,7 @@ from fuselab import ops
 from fuselab.prove.subject import Subject
 from sanitize import _draws, call_drawn, tight
 
-subject = Subject(ops.contract("softmax"), "cpp", torch.device("cpu"), torch.float32, 3, True)
+subject = Subject.here(ops.contract("softmax"), "cpp", torch.device("cpu"), torch.float32, 3, True)
 drawn = list(_draws(subject, 12))
 labels = [label for label, _, _ in drawn]
 assert len(set(labels)) == len(labels) == 12, labels

@@ -9,6 +9,7 @@ import typer
 from fuselab.cli.options import Device, Json, Operator, dtype_of, flag, option
 from fuselab.device.select import select
 from fuselab.prove.check import check as run_check
+from fuselab.prove.processes import CALL_LIMIT_S
 from fuselab.report.check_text import show
 from fuselab.report.progress import say
 from fuselab.report.result import write_result
@@ -35,6 +36,9 @@ def check(
         float | None,
         option("Seconds for one implementation and dtype: 1200; with --quick 20.", "S"),
     ] = None,
+    call_limit: Annotated[
+        float, option("Seconds for one call; the first of each kind has five times as long.", "S")
+    ] = CALL_LIMIT_S,
     json: Json = None,
     device: Device = "auto",
 ) -> None:
@@ -53,6 +57,7 @@ def check(
         case,
         budget,
         progress=say,
+        call_limit_s=call_limit,
     )
     show(report, console())
     write_result(json, "check", report.facts(), place)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.op import FusedOp, tensors_in
+from fuselab.op import tensors_in
+from fuselab.prove.facts import Declared
 
 
 def mapped(function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
@@ -41,10 +42,10 @@ def filled(values: Sequence[Any], places: Sequence[int], tensors: Sequence[Tenso
     return mapped(chosen, values)
 
 
-def tensor_names(op: FusedOp, args: Sequence[Any]) -> list[str]:
+def tensor_names(op: Declared, args: Sequence[Any]) -> list[str]:
     """Return the name of the tensor at each place, such as ``bias`` or ``tables[2]``."""
     names = []
-    for name, value in zip(op.signature.parameters, args, strict=True):
+    for name, value in zip(op.parameters, args, strict=True):
         if isinstance(value, Tensor):
             names.append(name)
         elif isinstance(value, (list, tuple)):
@@ -53,7 +54,7 @@ def tensor_names(op: FusedOp, args: Sequence[Any]) -> list[str]:
     return names
 
 
-def differentiable(op: FusedOp, args: Sequence[Any]) -> list[int]:
+def differentiable(op: Declared, args: Sequence[Any]) -> list[int]:
     """Return the places of the floating tensors that may have a gradient, which those of frozen
     arguments may not."""
     frozen = op.gradient.frozen if op.gradient is not None else {}
@@ -66,26 +67,26 @@ def differentiable(op: FusedOp, args: Sequence[Any]) -> list[int]:
     ]
 
 
-def needed(op: FusedOp, args: Sequence[Any]) -> list[bool]:
+def needed(op: Declared, args: Sequence[Any]) -> list[bool]:
     """Return ``needs`` for a backward that computes every gradient: one flag per tensor of each
     tensor parameter, False for a parameter that is None."""
     places = differentiable(op, args)
     count = iter(range(len(tensors_in(args))))
     needs = []
-    for name, value in zip(op.signature.parameters, args, strict=True):
+    for name, value in zip(op.parameters, args, strict=True):
         if name in op.tensor_parameters:
             tensors = tensors_in((value,))
             needs += [next(count) in places for _ in tensors] if value is not None else [False]
     return needs
 
 
-def written_places(op: FusedOp, args: Sequence[Any]) -> list[int]:
+def written_places(op: Declared, args: Sequence[Any]) -> list[int]:
     """Return the places of the tensors that the operator overwrites."""
     names = tensor_names(op, args)
     return [place for place, name in enumerate(names) if name.partition("[")[0] in op.mutates]
 
 
-def with_own_copies(op: FusedOp, args: Sequence[Any]) -> list[Any]:
+def with_own_copies(op: Declared, args: Sequence[Any]) -> list[Any]:
     """Return ``args`` with every tensor that the operator overwrites replaced by its own copy."""
     places = written_places(op, args)
     return filled(args, places, [copy_of_storage(tensor) for tensor in at(args, places)])

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from fuselab.composition import Composition
 from fuselab.device.select import select
-from fuselab.errors import ArgumentError, UnknownNameError
+from fuselab.errors import ArgumentError, TargetError, UnknownNameError
 from fuselab.op import FusedOp, dtype_name
-from fuselab.prove import check_build
-from fuselab.prove.check_composition import composition_groups
+from fuselab.prove import asked_inputs, check_build
+from fuselab.prove.check_composition import Whole, composition_groups
 from fuselab.prove.check_group import check_of, run_group
-from fuselab.prove.check_processes import groups_in_processes
-from fuselab.prove.interpreted import interpreted_group
-from fuselab.prove.load import load, spec_of
-from fuselab.prove.result import CheckReport, Group
+from fuselab.prove.facts import Facts
+from fuselab.prove.held import CandidateError, End, RemoteError
+from fuselab.prove.load import refuse_unknown, spec_of
+from fuselab.prove.processes import CALL_LIMIT_S, Process
+from fuselab.prove.result import CheckReport, Group, Result, Verdict
+from fuselab.prove.rows import Ends, rows_at_a_time
 from fuselab.prove.subject import Subject
 from fuselab.runtime.cuda_source import device_arch
 
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Hold what a check was asked for; see ``check``."""
+
+    implementation: str | None
+    dtype: torch.dtype | None
+    quick: bool
+    seed: int
+    place: torch.device
+    case: str | None
+    budget_s: float | None
+    call_limit_s: float
+    progress: Progress
 
 
 def check(
@@ -35,11 +55,14 @@ def check(
     case: str | None = None,
     budget_s: float | None = None,
     progress: Progress = lambda line: None,
+    call_limit_s: float = CALL_LIMIT_S,
 ) -> CheckReport:
     """Check an operator against its reference in float64, and for every other known fault of a
     kernel.
 
-    ``fuselab.prove.accuracy`` defines the bar for values.
+    ``fuselab.prove.accuracy`` defines the bar for values. An operator given by a string is never
+    imported here: one process answers for its declaration, another runs the implementation, and
+    this one judges what comes back (docs/threat_model.md).
 
     Args:
         op: a FusedOp, or a string for ``load_op`` (a library name, a file, a folder). Of a
@@ -57,117 +80,228 @@ def check(
             and otherwise 20 minutes. When it ends, each check still makes a quarter of its trials,
             and the report is ``cut_short``.
         progress: called with a line for each implementation, and one more where it is interpreted.
+        call_limit_s: the time in seconds for one call in another process, the first of each kind
+            five times as long. A call that does not end fails.
 
-    On a GPU each implementation and dtype is checked in its own process, if there are several and
+    On a GPU each implementation and dtype is checked in its own processes, if there are several and
     another process can import the operator.
 
     Raises:
         UnknownNameError: the operator has no such implementation or dtype, or the library no such
             operator; the message lists the known names.
         TargetError: the file or folder holds no operator that can be loaded.
-        ArgumentError: ``case`` names no trial, or the budget is not positive.
+        ArgumentError: ``case`` names no trial, or the budget or the limit is not positive.
         DeviceError: the device is not there.
     """
-    given = op if isinstance(op, str) else None
-    op = load(op) if isinstance(op, str) else op
-    if isinstance(op, Composition):
-        return _check_composition(
-            op, implementation, dtype, quick, seed, device, case, budget_s, progress, given
-        )
-    found = given or spec_of(op)
-    spec = found or op.name
     place = select(str(device) if device is not None else "auto")
-    if implementation is not None and implementation not in op.implementations:
-        raise UnknownNameError("implementation", implementation, op.implementations)
-    if dtype is not None and dtype not in op.dtypes:
-        raise UnknownNameError("dtype", dtype_name(dtype), map(dtype_name, op.dtypes))
-    if case is not None:
-        check_of(case)
-    if budget_s is not None and not budget_s > 0:
-        raise ArgumentError(f"the budget is {budget_s} s; it must be above 0.")
-    dtypes = list(op.dtypes) if dtype is None else [dtype]
+    for name, seconds in (("budget", budget_s), ("limit of a call", call_limit_s)):
+        if seconds is not None and not seconds > 0:
+            raise ArgumentError(f"the {name} is {seconds} s; it must be above 0.")
+    asked = Asked(implementation, dtype, quick, seed, place, case, budget_s, call_limit_s, progress)
+    if isinstance(op, FusedOp):
+        with Ends(spec_of(op), op, call_limit_s) as ends:
+            return _check_operator(asked, ends)
+    if isinstance(op, Composition):
+        held = {one.short_name: one for one in op.operators}
+        return _check_composition(
+            asked,
+            Whole.here(op, place),
+            lambda name: Ends(spec_of(held[name]), held[name], call_limit_s),
+            op.name,
+        )
+    refuse_unknown(op)
+    with Ends(op, None, call_limit_s) as ends:
+        cpu = torch.device("cpu")
+        if not ends.is_composition(cpu):
+            return _check_operator(asked, ends)
+        with Process(op, "candidate", place, limit_s=call_limit_s) as candidate:
+            whole = Whole.of_ends(ends.reference(place), candidate, place)
+            folder = Path(op)
+            return _check_composition(
+                asked, whole, lambda name: Ends(str(folder / name), None, call_limit_s), op
+            )
+
+
+def _check_operator(asked: Asked, ends: Ends) -> CheckReport:
+    with _errors_named(ends.spec):
+        plain = ends.reference(torch.device("cpu")).ask(asked_inputs.operator_facts)
+    facts = Facts.of_plain(plain)
+    implementation, dtype = asked.implementation, asked.dtype
+    if implementation is not None and implementation not in facts.implementations:
+        raise UnknownNameError("implementation", implementation, facts.implementations)
+    if dtype is not None and dtype not in facts.dtypes:
+        raise UnknownNameError("dtype", dtype_name(dtype), map(dtype_name, facts.dtypes))
+    if asked.case is not None:
+        check_of(asked.case)
+    dtypes = list(facts.dtypes) if dtype is None else [dtype]
     rows: list[Group | Subject] = []
-    for name in op.implementations if implementation is None else (implementation,):
-        progress(f"{op.name}: {name}")
-        runs_here = op.implementations[name].device == "cpu" or place.type == "cuda"
+    for name in facts.implementations if implementation is None else (implementation,):
+        asked.progress(f"{facts.name}: {name}")
+        runs_here = facts.implementations[name] == "cpu" or asked.place.type == "cuda"
         if not (runs_here or is_triton(name)):
             # ``case`` asks for one trial, which runs kernels; compiling would not answer it.
-            rows.append(check_build.compiled_group(op, name, quick, build=case is None))
-            continue
-        subjects = [
-            Subject(
-                op,
-                name,
-                place if op.implementations[name].device == "cuda" else torch.device("cpu"),
-                wanted,
-                seed,
-                quick,
-                interpreted=not runs_here,
-                first=number == 0,
-                spec=spec,
-                budget_s=budget_s,
+            candidate = ends.candidate(torch.device("cpu"), name)
+            rows.append(
+                check_build.compiled_group(candidate, name, asked.quick, asked.case is None)
             )
-            for number, wanted in enumerate(dtypes)
-        ]
-        if runs_here:
-            rows += subjects
+        elif runs_here:
+            rows += _subjects(asked, ends, facts, name, dtypes)
         else:
-            progress(f"{name} runs in Triton's interpreter: with --quick, about a minute per dtype")
-            rows += [interpreted_group(subject, found is not None, case) for subject in subjects]
-    subjects = [row for row in rows if isinstance(row, Subject)]
-    checked = iter(_run_groups(subjects, found is not None, case))
-    groups = tuple(next(checked) if isinstance(row, Subject) else row for row in rows)
-    return CheckReport(op.name, seed, quick, str(place), groups)
+            asked.progress(
+                f"{name} runs in Triton's interpreter: with --quick, about a minute per dtype"
+            )
+            rows += _interpreted(asked, ends, facts, name, dtypes)
+    groups = [_with_import(group, ends.replaced) for group in _judged(asked, ends, rows)]
+    return CheckReport(facts.name, asked.seed, asked.quick, str(asked.place), tuple(groups))
+
+
+@contextlib.contextmanager
+def _errors_named(spec: str | None):  # type: ignore[no-untyped-def]
+    """Turn an error of the reference's process into a TargetError that names the file."""
+    try:
+        yield
+    except (RemoteError, CandidateError) as error:
+        raise TargetError(f"{spec}: {error}") from error
+
+
+def _subjects(
+    asked: Asked, ends: Ends, facts: Facts, name: str, dtypes: Sequence[torch.dtype]
+) -> list[Group | Subject]:
+    """Return the subjects of an implementation that runs here, one per dtype."""
+    on_gpu = facts.implementations[name] == "cuda"
+    device = asked.place if on_gpu else torch.device("cpu")
+    several = len(dtypes) > 1 or (asked.implementation is None and len(facts.implementations) > 1)
+    importable = ends.spec is not None
+    apart = on_gpu and several and importable and asked.case is None
+    return [
+        _subject(
+            asked,
+            ends,
+            facts,
+            name,
+            wanted,
+            number == 0,
+            ends.reference(device, apart=apart),
+            ends.candidate(device, name, apart=apart),
+        )
+        for number, wanted in enumerate(dtypes)
+    ]
+
+
+def _interpreted(
+    asked: Asked, ends: Ends, facts: Facts, name: str, dtypes: Sequence[torch.dtype]
+) -> list[Group | Subject]:
+    """Return the rows of a Triton implementation under the interpreter.
+
+    bfloat16 is not judged, because the interpreter's stores truncate instead of rounding to
+    nearest; nor is an operator that no other process can import.
+    """
+    rows: list[Group | Subject] = []
+    cpu = torch.device("cpu")
+    for number, wanted in enumerate(dtypes):
+        reason = None
+        if wanted == torch.bfloat16:
+            reason = "the interpreter's bfloat16 stores truncate; judged on a GPU"
+        elif ends.spec is None:
+            reason = "made inside a function: the interpreter cannot import it"
+        if reason is not None:
+            result = Result("interpreter", Verdict.NOT_JUDGED, reason)
+            rows.append(Group(name, dtype_name(wanted), "interpreter", (result,)))
+            continue
+        reference = ends.reference(cpu, interpreted=name)
+        candidate = ends.candidate(cpu, name, interpreted=True)
+        subject = _subject(
+            asked, ends, facts, name, wanted, number == 0, reference, candidate, interpreted=True
+        )
+        rows.append(replace(subject, device=cpu))
+    return rows
+
+
+def _subject(
+    asked: Asked,
+    ends: Ends,
+    facts: Facts,
+    name: str,
+    dtype: torch.dtype,
+    first: bool,
+    reference: End,
+    candidate: End,
+    interpreted: bool = False,
+) -> Subject:
+    return Subject(
+        facts,
+        reference,
+        candidate,
+        name,
+        asked.place if facts.implementations[name] == "cuda" else torch.device("cpu"),
+        dtype,
+        asked.seed,
+        asked.quick,
+        interpreted,
+        first,
+        ends.spec or facts.name,
+        asked.budget_s,
+    )
+
+
+def _judged(asked: Asked, ends: Ends, rows: Sequence[Group | Subject]) -> list[Group]:
+    """Judge the subjects among the rows; those on a GPU with processes of their own several at a
+    time."""
+    apart = [
+        row
+        for row in rows
+        if isinstance(row, Subject)
+        and row.device.type == "cuda"
+        and isinstance(row.reference, Process)
+    ]
+    if len(apart) < 2:
+        return [_row(row, asked.case) for row in rows]
+    arch = device_arch(asked.place.index or 0)
+    for subject in {row.implementation: row for row in apart}.values():
+        ahead = ends.candidate(subject.device, subject.implementation, apart=True)
+        threading.Thread(target=check_build.compile_ahead, args=(ahead, arch), daemon=True).start()
+    lock = threading.Lock()
+    with ThreadPoolExecutor(min(len(rows), rows_at_a_time())) as pool:
+        return list(pool.map(lambda row: _row(row, asked.case, lock), rows))
+
+
+def _with_import(group: Group, replaced: Sequence[str]) -> Group:
+    """Return a group that fails where the file's import replaced what the file is judged by."""
+    if not replaced:
+        return group
+    reason = f"its import replaces {', '.join(replaced)}, by which it is judged"
+    return replace(group, results=(Result("import", Verdict.FAIL, reason), *group.results))
+
+
+def _row(row: Group | Subject, case: str | None, lock: threading.Lock | None = None) -> Group:
+    """Return a row's group, and end the candidate's process."""
+    if isinstance(row, Group):
+        return row
+    try:
+        return run_group(row, case) if lock is None else run_group(row, case, lock)
+    finally:
+        row.candidate.renew()
 
 
 def _check_composition(
-    composition: Composition,
-    implementation: str | None,
-    dtype: torch.dtype | None,
-    quick: bool,
-    seed: int,
-    device: str | torch.device | None,
-    case: str | None,
-    budget_s: float | None,
-    progress: Progress,
-    given: str | None,
+    asked: Asked, whole: Whole, ends_of: Callable[[str], Ends], spec: str
 ) -> CheckReport:
-    if case is not None:
+    if asked.case is not None:
         raise ArgumentError("a case is one operator's; name the operator's own folder.")
-    place = select(str(device) if device is not None else "auto")
     groups: list[Group] = []
-    for op in composition.operators:
-        report = check(
-            op, implementation, dtype, quick, seed, place, budget_s=budget_s, progress=progress
-        )
+    for name in whole.operators:
+        with ends_of(name) as ends:
+            report = _check_operator(asked, ends)
         groups += [
-            replace(group, implementation=f"{op.short_name} {group.implementation}")
+            replace(group, implementation=f"{name} {group.implementation}")
             for group in report.groups
         ]
-    progress(f"{composition.name}: the whole")
-    dtypes = list(composition.dtypes) if dtype is None else [dtype]
-    spec = given or composition.name
-    groups += composition_groups(composition, dtypes, place, quick, seed, budget_s, spec)
-    return CheckReport(composition.name, seed, quick, str(place), tuple(groups))
+    asked.progress(f"{whole.name}: the whole")
+    dtypes = list(whole.dtypes) if asked.dtype is None else [asked.dtype]
+    groups += composition_groups(whole, dtypes, asked.quick, asked.seed, asked.budget_s, spec)
+    return CheckReport(whole.name, asked.seed, asked.quick, str(asked.place), tuple(groups))
 
 
 def is_triton(implementation: str) -> bool:
     """Return whether an implementation can run under Triton's interpreter, judged by its name."""
     return implementation.startswith("triton")
-
-
-def _run_groups(subjects: list[Subject], importable: bool, case: str | None) -> list[Group]:
-    """Check the subjects and return their groups in order.
-
-    On a GPU, if there are several subjects, each one runs in its own process.
-    """
-    on_gpu = [subject for subject in subjects if subject.device.type == "cuda"]
-    if not on_gpu or len(subjects) == 1 or not importable or case is not None:
-        return [run_group(subject, case) for subject in subjects]
-    arch = device_arch(on_gpu[0].device.index or 0)
-    for name in dict.fromkeys(subject.implementation for subject in on_gpu):
-        ahead = threading.Thread(
-            target=check_build.compile_ahead, args=(on_gpu[0].op, name, arch), daemon=True
-        )
-        ahead.start()
-    return groups_in_processes(subjects)

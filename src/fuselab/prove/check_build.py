@@ -7,22 +7,52 @@ import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from fuselab.errors import BuildError
 from fuselab.op import FusedOp
+from fuselab.prove.held import End, Held
 from fuselab.prove.result import Group, Result, Verdict
 from fuselab.runtime.cuda_source import CudaSource
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 
-def compiled_group(op: FusedOp, implementation: str, quick: bool, build: bool = True) -> Group:
+@dataclass(frozen=True)
+class Declared:
+    """A CUDA source of an operator, and the kernels of it that must compile."""
+
+    source: CudaSource
+    expressions: Sequence[str]
+
+
+def cuda_sources(held: Held) -> list[tuple[str, list[str], list[str], list[str]]]:
+    """Return the sources that the held implementation declares, as plain values for
+    ``declared_sources``. A procedure (``fuselab.prove.held``)."""
+    assert held.implementation is not None
+    return [
+        (str(source.path), list(source.options), list(source.architectures), list(expressions))
+        for source, expressions in _sources(held.op, held.implementation)
+    ]
+
+
+def declared_sources(candidate: End) -> list[Declared]:
+    """Ask the candidate for its CUDA sources; they are compiled here, from their files."""
+    found = []
+    for path, options, architectures, expressions in candidate.ask(cuda_sources):
+        source = CudaSource(path, architectures=architectures)
+        source.options = tuple(options)
+        found.append(Declared(source, expressions))
+    return found
+
+
+def compiled_group(candidate: End, implementation: str, quick: bool, build: bool = True) -> Group:
     """Return the group of an implementation that cannot run here; ``build`` compiles its
     kernels."""
     results = []
-    found = _sources(op, implementation) if build else []
+    found = declared_sources(candidate) if build else []
     if build and not found:
         results.append(
             Result(
@@ -31,14 +61,14 @@ def compiled_group(op: FusedOp, implementation: str, quick: bool, build: bool = 
                 "nothing to compile is declared: no CudaSource with CUDA_EXPRESSIONS beside it",
             )
         )
-    for source, expressions in found:
-        architectures = source.architectures or (ARCHITECTURES[1:2] if quick else ARCHITECTURES)
-        results.append(_build(source, expressions, architectures))
+    for one in found:
+        architectures = one.source.architectures or (ARCHITECTURES[1:2] if quick else ARCHITECTURES)
+        results.append(_build(one.source, one.expressions, architectures))
     results.append(Result("run", Verdict.NOT_JUDGED, "running it needs a GPU; there is none here"))
     return Group(implementation, "all", "compiled", tuple(results))
 
 
-def compile_ahead(op: FusedOp, implementation: str, arch: str) -> None:
+def compile_ahead(candidate: End, arch: str) -> None:
     """Compile every declared kernel into the disk cache, in one thread per core.
 
     NVRTC allows compilations in parallel. A kernel that does not compile is reported by the check
@@ -50,9 +80,9 @@ def compile_ahead(op: FusedOp, implementation: str, arch: str) -> None:
             source.compile(expression, source.arch_for(arch))
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for source, expressions in _sources(op, implementation):
-            for expression in expressions:
-                pool.submit(build, source, expression)
+        for one in declared_sources(candidate):
+            for expression in one.expressions:
+                pool.submit(build, one.source, expression)
 
 
 def _build(source: CudaSource, expressions: Sequence[str], architectures: Sequence[str]) -> Result:

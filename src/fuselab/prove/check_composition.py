@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,12 +15,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fuselab.composition import Composition
-from fuselab.errors import ArgumentError, FuselabError
+from fuselab.errors import ArgumentError
 from fuselab.op import dtype_name
 from fuselab.prove.accuracy import Bar
+from fuselab.prove.asked_calls import by_definitions, each
 from fuselab.prove.draw import RecordedDraw
+from fuselab.prove.held import End, HeldWhole, Here, RemoteError, said
 from fuselab.prove.result import Group, Result, Verdict
-from fuselab.runtime import fallback
 
 TRIALS = {True: 4, False: 24}  # by whether the check is quick
 SECONDS = {True: 20.0, False: 300.0}
@@ -56,10 +56,47 @@ def _dropped(given: Tensor, chance: float) -> Tensor:
     return given * kept.to(given.dtype) / max(1 - chance, 2.0**-20)
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A composition under check: its two ends, and what the judge knows of it."""
+
+    reference: End
+    candidate: End
+    device: torch.device
+    name: str
+    operators: tuple[str, ...]  # their short names
+    dtypes: tuple[torch.dtype, ...]
+    differentiable: tuple[bool, ...]  # by argument
+    has_draw: bool
+
+    @classmethod
+    def of_ends(cls, reference: End, candidate: End, device: torch.device) -> Whole:
+        """Return the composition that the reference's end describes."""
+        return cls(reference, candidate, device, **reference.ask(whole_facts))
+
+    @classmethod
+    def here(cls, composition: Composition, device: torch.device) -> Whole:
+        """Return a composition that this process holds."""
+        ends = [Here(HeldWhole(composition, is_reference)) for is_reference in (True, False)]
+        return cls.of_ends(ends[0], ends[1], device)
+
+
+def whole_facts(held: HeldWhole) -> dict[str, Any]:
+    """Return what ``Whole`` says of a composition, as plain values. A procedure."""
+    composition = held.composition
+    names = inspect.signature(composition.reference).parameters
+    return {
+        "name": composition.name,
+        "operators": tuple(op.short_name for op in composition.operators),
+        "dtypes": tuple(composition.dtypes),
+        "differentiable": tuple(name not in composition.frozen for name in names),
+        "has_draw": composition.draw is not None,
+    }
+
+
 def composition_groups(
-    composition: Composition,
+    whole: Whole,
     dtypes: Sequence[torch.dtype],
-    device: torch.device,
     quick: bool,
     seed: int,
     budget_s: float | None,
@@ -67,33 +104,26 @@ def composition_groups(
 ) -> list[Group]:
     """Return one group per dtype: outputs and gradients of the whole function, against the
     reference in float64."""
-    return [
-        _group(composition, dtype, device, quick, seed, budget_s or SECONDS[quick], spec)
-        for dtype in dtypes
-    ]
+    return [_group(whole, dtype, quick, seed, budget_s or SECONDS[quick], spec) for dtype in dtypes]
 
 
 def _group(
-    composition: Composition,
-    dtype: torch.dtype,
-    device: torch.device,
-    quick: bool,
-    seed: int,
-    budget_s: float,
-    spec: str,
+    whole: Whole, dtype: torch.dtype, quick: bool, seed: int, budget_s: float, spec: str
 ) -> Group:
     begin = time.monotonic()
-    planned = TRIALS[quick] if composition.draw is not None else 1
+    planned = TRIALS[quick] if whole.has_draw else 1
     result = Result("whole", Verdict.PASS, planned=planned)
-    for args, lines in _trials(composition, dtype, device, seed, planned):
+    for turn in range(planned):
         if result.trials and time.monotonic() - begin > budget_s:
             break
+        drawn = whole.reference.ask(whole_trial, dtype, whole.device, seed, turn)
+        if drawn is None:
+            continue
+        args, lines = drawn
         try:
-            judged = _judged(composition, args)
-        except FuselabError:
-            raise
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            judged = (float("inf"), 0.0, 0.0, f"raised {type(error).__name__}: {error}")
+            judged = _judged(whole, args)
+        except Exception as error:
+            judged = (float("inf"), 0.0, 0.0, f"raised {said(error, 200)}")
         if judged is None:
             result = replace(result, unsupported=result.unsupported + 1)
             continue
@@ -107,7 +137,7 @@ def _group(
                 result,
                 verdict=Verdict.FAIL,
                 reason=problem,
-                case=lines,
+                case=tuple(lines),
                 repeat_command=f"{repeat} --quick" if quick else repeat,
             )
             break
@@ -115,77 +145,72 @@ def _group(
         reason = "the reference takes none of the inputs drawn"
         result = replace(result, verdict=Verdict.NOT_JUDGED, reason=reason)
     result = replace(result, seconds=time.monotonic() - begin)
-    return Group(composition.name.split("::")[1], dtype_name(dtype), device.type, (result,))
+    return Group(whole.name.split("::")[1], dtype_name(dtype), whole.device.type, (result,))
 
 
-def _trials(
-    composition: Composition, dtype: torch.dtype, device: torch.device, seed: int, count: int
-) -> Iterator[tuple[list[Any], tuple[str, ...]]]:
-    source = random.Random(f"{composition.name} {dtype} {seed}")
-    for turn in range(count):
-        if composition.draw is None:
-            generator = torch.Generator().manual_seed(seed)
-            case = composition.cases[0]
-            yield list(case.make(device, dtype, generator).args), (case.name,)
-        else:
-            draw = RecordedDraw(device, dtype, source, values=("normal",), turn=turn)
-            try:
-                args = list(composition.draw(draw).args)
-            except ArgumentError:  # the reference accepts nothing that was drawn
-                continue
-            yield args, tuple(draw.notes)
+def whole_trial(
+    held: HeldWhole, dtype: torch.dtype, device: torch.device, seed: int, turn: int
+) -> tuple[list[Any], tuple[str, ...]] | None:
+    """Return the arguments of one trial and a line about each, or None where the reference accepts
+    nothing that was drawn. A procedure."""
+    composition = held.composition
+    if composition.draw is None:
+        case = composition.cases[0]
+        generator = torch.Generator().manual_seed(seed)
+        return list(case.make(device, dtype, generator).args), (case.name,)
+    source = random.Random(f"{composition.name} {dtype} {seed} {turn}")
+    draw = RecordedDraw(device, dtype, source, values=("normal",), turn=turn)
+    try:
+        return list(composition.draw(draw).args), tuple(draw.notes)
+    except ArgumentError:
+        return None
 
 
-def _judged(
-    composition: Composition, args: Sequence[Any]
-) -> tuple[float, float, float, str | None] | None:
+def _judged(whole: Whole, args: Sequence[Any]) -> tuple[float, float, float, str | None] | None:
     """Return the share of the bar, both errors in ulp and what is wrong; None where the reference
     refuses the inputs."""
-    names = inspect.signature(composition.reference).parameters
     values = [
-        arg.detach().requires_grad_(arg.is_floating_point() and name not in composition.frozen)
+        arg.detach().requires_grad_(arg.is_floating_point() and is_differentiable)
         if isinstance(arg, Tensor)
         else arg
-        for name, arg in zip(names, args, strict=True)
+        for is_differentiable, arg in zip(whole.differentiable, args, strict=True)
     ]
-    upstream: dict[int, Tensor] = {}
     try:
-        bar = Bar(functools.partial(_results, composition.reference, upstream), values, [])
-    except (RuntimeError, ValueError, TypeError, IndexError):
+        bar = Bar(
+            lambda values: whole.reference.ask(whole_results, list(values)),
+            values,
+            [],
+            composed=lambda values: whole.reference.ask(
+                by_definitions, whole_results, list(values)
+            ),
+            together=lambda several: whole.reference.ask(
+                each, whole_results, [(list(values),) for values in several]
+            ),
+        )
+    except (RemoteError, RuntimeError, ValueError, TypeError, IndexError):
         return None
-    with fallback.strict():
-        results = _results(composition.function, upstream, values)
-    judgements = bar.judge(results)
+    judgements = bar.judge(whole.candidate.ask(whole_results, values))
     worst = max(judgements, key=lambda one: one.share_of_bar)
     problem = next((one.problem for one in judgements if one.problem), None)
     return worst.share_of_bar, worst.ours_ulp, worst.eager_ulp, problem
 
 
-def _results(
-    function: Callable[..., Any], upstream: dict[int, Tensor], values: Sequence[Any]
-) -> list[Tensor | None]:
+def whole_results(function: Callable[..., Any], values: Sequence[Any]) -> list[Tensor | None]:
     """Return the outputs, the gradients of the arguments, and the arguments without gradients as
-    the call leaves them. ``upstream`` holds the gradient of each output, drawn by the first
-    call."""
+    the call leaves them. A procedure.
+
+    The upstream gradient of an output depends on its place and shape alone.
+    """
     given = [value.clone() if isinstance(value, Tensor) else value for value in values]
     with RepeatedRandomness():
         output = function(*given)
     results = [value for value in pytree.tree_leaves(output) if isinstance(value, Tensor)]
     roots = [value for value in results if value.requires_grad]
-    for place, root in enumerate(roots):
-        if place not in upstream:
-            generator = torch.Generator().manual_seed(1 + place)
-            drawn = torch.randn(root.shape, generator=generator, dtype=torch.float64)
-            upstream[place] = drawn.to(root.device)
     wanted = [value for value in values if isinstance(value, Tensor) and value.requires_grad]
     gradients: Sequence[Tensor | None] = ()
     if roots and wanted:
-        gradients = torch.autograd.grad(
-            roots,
-            wanted,
-            [upstream[place].to(root.dtype) for place, root in enumerate(roots)],
-            allow_unused=True,
-        )
+        upstream = [_upstream(place, root) for place, root in enumerate(roots)]
+        gradients = torch.autograd.grad(roots, wanted, upstream, allow_unused=True)
     # What has no gradient may be written over, as running statistics are.
     state = [
         one
@@ -193,3 +218,9 @@ def _results(
         if isinstance(one, Tensor) and not value.requires_grad
     ]
     return [*(value.detach() for value in results), *gradients, *state]
+
+
+def _upstream(place: int, root: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(1 + place)
+    drawn = torch.randn(root.shape, generator=generator, dtype=torch.float64)
+    return drawn.to(root.device, root.dtype)

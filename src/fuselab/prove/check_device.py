@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fuselab.errors import summary
-from fuselab.measure.cuda_graph import captured
 from fuselab.op import tensors_in
-from fuselab.prove.accuracy import Bar
-from fuselab.prove.arguments import at
+from fuselab.prove.arguments import at, filled
+from fuselab.prove.asked_device import behind_a_producer, released, replayed
 from fuselab.prove.draw import make_values
+from fuselab.prove.held import RemoteError, is_a
 from fuselab.prove.result import Result, Verdict
 from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import Check, Outcome, Results, call_bar, judged
+from fuselab.prove.trials import Check, Outcome, call_bar, judged
 
-_DELAY_MATMULS = 40  # products of 4096 x 4096 in float32, about 100 ms on an H200
 # largest size of a huge case in float64; the bar holds several copies of it
 _MOST_EXACT_BYTES = 1 << 32
 _NO_GPU = (Verdict.NOT_JUDGED, "needs a GPU; there is none here")
-
-
-def _delay(square: Tensor, times: int) -> None:
-    """Keep the current stream busy with ``times`` matrix products."""
-    for _ in range(times):
-        torch.mm(square, square)
 
 
 def current_stream_is_obeyed(subject: Subject, trial: Trial) -> Outcome:
@@ -36,75 +27,26 @@ def current_stream_is_obeyed(subject: Subject, trial: Trial) -> Outcome:
 
     A kernel on another stream reads its inputs before the producer has written them, or has not
     finished when the stream's next operation reads its output. A launcher that synchronises instead
-    holds the host until the producer is done.
+    holds the host until the producer is done. The judged values are those that the stream's next
+    operation sees, not the final memory.
     """
     places = subject.differentiable(trial.args)
-    truth = [tensor.clone() for tensor in at(trial.args, places)]
-    bar, results_of = call_bar(subject, trial)
-
-    def run() -> Results:
-        return results_of(subject.call)
-
-    stream = torch.cuda.Stream(subject.device)
+    bar, asked = call_bar(subject, trial)
     for _ in range(2):  # a busy host gets a second try before the call is said to wait
-        for tensor in at(trial.args, places):
-            tensor.fill_(float("nan"))
-        torch.cuda.synchronize(subject.device)
-        with torch.cuda.stream(stream):
-            square = torch.zeros(4096, 4096, device=subject.device)
-            _delay(square, 2)
-            # Builds everything and fills the stream's memory with NaN, so that below only launches
-            # remain.
-            warm = [None if value is None else value.clone() for value in run()]
-            del warm
-            if torch.cuda.current_stream(subject.device) != stream:
-                return Outcome("the call leaves another stream current")
-        outcome, held_ms, busy_ms = _behind_a_producer(
-            subject, trial, truth, stream, square, run, bar
-        )
+        found = subject.candidate.ask(behind_a_producer, places, *asked)
+        if found["leaves"]:
+            return Outcome("the call leaves another stream current")
+        outcome = judged(bar, found["results"])
+        if outcome.problem is not None and judged(bar, found["again"]).problem is None:
+            problem = f"{outcome.problem}: it does not run on the current stream"
+            outcome = replace(outcome, problem=problem)
+        held_ms, busy_ms = found["held_ms"], found["busy_ms"]
         if outcome.problem is not None or held_ms <= 0.5 * busy_ms:
             return outcome
     return Outcome(
         f"the call held the host for {held_ms:.0f} ms of the {busy_ms:.0f} ms that the stream was "
         "busy: it synchronises"
     )
-
-
-def _behind_a_producer(
-    subject: Subject,
-    trial: Trial,
-    truth: Sequence[Tensor],
-    stream: torch.cuda.Stream,
-    square: Tensor,
-    run: Callable[[], Results],
-    bar: Bar,
-) -> tuple[Outcome, float, float]:
-    """Call ``run`` on ``stream`` while the stream still waits for the inputs' values.
-
-    Returns what the stream's next operation saw, for how long the call held the host, and for how
-    long the stream was busy, both in ms.
-    """
-    begin = time.perf_counter()
-    with torch.cuda.stream(stream):
-        _delay(square, _DELAY_MATMULS)
-        places = subject.differentiable(trial.args)
-        for tensor, values in zip(at(trial.args, places), truth, strict=True):
-            tensor.copy_(values)
-        launched = time.perf_counter()
-        results = run()
-        held = time.perf_counter() - launched
-        copies = [None if value is None else value.clone() for value in results]
-    torch.cuda.synchronize(subject.device)
-    busy = time.perf_counter() - begin
-    # The judged values are those that the stream's next operation saw, not the final memory.
-    outcome = judged(bar, copies)
-    if outcome.problem is not None:
-        again = run()
-        torch.cuda.synchronize(subject.device)
-        if judged(bar, again).problem is None:  # it is right when the stream is idle
-            problem = f"{outcome.problem}: it does not run on the current stream"
-            outcome = replace(outcome, problem=problem)
-    return outcome, held * 1e3, busy * 1e3
 
 
 def graph_replays(subject: Subject, trial: Trial) -> Outcome:
@@ -118,27 +60,26 @@ def graph_replays(subject: Subject, trial: Trial) -> Outcome:
     if obeyed.problem is not None:
         return replace(obeyed, problem=f"not captured: {obeyed.problem}")
     upstream = None if subject.op.gradient is None else subject.upstream(trial)
-    _, results_of = call_bar(subject, trial, upstream)
-    side = torch.cuda.Stream(subject.device)
-    side.wait_stream(torch.cuda.current_stream(subject.device))
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            results_of(subject.call)
-    torch.cuda.current_stream(subject.device).wait_stream(side)
-    torch.cuda.synchronize(subject.device)
-    try:
-        graph, results = captured(lambda: results_of(subject.call), subject.device)
-    except RuntimeError as error:
-        return Outcome(f"cannot be captured: {summary(error, 200)}")
+    _, asked = call_bar(subject, trial, upstream)
+    places = subject.differentiable(trial.args)
+    steps = [
+        [
+            make_values("normal", tensor.shape, tensor.dtype, trial.draw.below(1 << 16)).to(
+                tensor.device
+            )
+            for tensor in at(trial.args, places)
+        ]
+        for _ in range(3)
+    ]
+    bars = [
+        call_bar(subject, replace(trial, args=tuple(filled(trial.args, places, step))), upstream)[0]
+        for step in steps
+    ]
+    found = subject.candidate.ask(replayed, steps, places, *asked)
+    if found["refused"] is not None:
+        return Outcome(f"cannot be captured: {found['refused']}")
     outcome = Outcome()
-    for _ in range(3):
-        for tensor in at(trial.args, subject.differentiable(trial.args)):
-            seed = trial.draw.below(1 << 16)
-            fresh = make_values("normal", tensor.shape, tensor.dtype, seed)
-            tensor.copy_(fresh.to(subject.device))
-        bar, _ = call_bar(subject, trial, upstream)
-        graph.replay()
-        torch.cuda.synchronize(subject.device)
+    for bar, results in zip(bars, found["results"], strict=True):
         outcome = judged(bar, results, "replayed ")
         if outcome.problem is not None:
             return outcome
@@ -157,14 +98,16 @@ def huge_cases(subject: Subject) -> Result:
         return Result(name, Verdict.SKIPPED, "the operator has no huge case")
     worst, tried = Outcome(), 0
     for case in cases:
-        torch.cuda.empty_cache()
+        _release(subject)
         try:
             trial = subject.from_case(name, case)
             if trial is None:
                 continue
             outcome = _huge_case(subject, trial)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
+        except (torch.OutOfMemoryError, RemoteError) as error:
+            if not is_a(error, torch.OutOfMemoryError):
+                raise
+            _release(subject)
             return Result(
                 name, Verdict.NOT_JUDGED, f"{case.name} does not fit in this GPU's memory"
             )
@@ -173,7 +116,7 @@ def huge_cases(subject: Subject) -> Result:
             problem = f"{case.name}: {outcome.problem}"
             return Result(name, Verdict.FAIL, problem, tried, case=(case.name,))
         worst = max(worst, outcome, key=lambda outcome: outcome.share_of_bar)
-    torch.cuda.empty_cache()
+    _release(subject)
     if tried == 0:
         return Result(name, Verdict.SKIPPED, "the implementation supports no huge case")
     return Result(
@@ -185,6 +128,12 @@ def huge_cases(subject: Subject) -> Result:
         worst.eager_ulp,
         share_of_bar=worst.share_of_bar,
     )
+
+
+def _release(subject: Subject) -> None:
+    """Let both ends give their unused GPU memory back."""
+    for end in (subject.reference, subject.candidate):
+        end.ask(released)
 
 
 def _huge_case(subject: Subject, trial: Trial) -> Outcome:

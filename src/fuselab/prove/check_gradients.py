@@ -3,38 +3,33 @@ derivative right or refused."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fuselab.errors import DifferentiationError
 from fuselab.op import tensors_in
-from fuselab.prove.accuracy import Bar
-from fuselab.prove.arguments import at, filled, tensor_names
-from fuselab.prove.check_memory import Snapshot, storage_like
-from fuselab.prove.draw import LAYOUTS
-from fuselab.prove.outputs import (
-    floating,
-    output_names,
-    outputs_in,
-    pulled_back,
-    sum_over,
-    upstream_names,
-)
-from fuselab.prove.result import Verdict
-from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import (
-    Check,
-    Outcome,
+from fuselab.prove.arguments import at, tensor_names
+from fuselab.prove.asked_calls import (
     as_leaves,
-    call_bar,
-    has_gradient,
-    judged,
+    gradient_presence,
+    needs_gradient,
+    penalty_gradients,
+    second_derivatives,
+    summed_gradients,
     with_gradients,
 )
+from fuselab.prove.asked_memory import three_backwards
+from fuselab.prove.asked_torch import numeric_derivatives
+from fuselab.prove.check_memory import same_bits
+from fuselab.prove.draw import LAYOUTS
+from fuselab.prove.held import CandidateError, RemoteError, is_a, results
+from fuselab.prove.outputs import floating, output_names, upstream_names
+from fuselab.prove.result import Verdict
+from fuselab.prove.subject import Subject, Trial
+from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, judged
 
 # largest count of inputs for which gradcheck compares the Jacobian column by column
 _MOST_NUMBERS = 64
@@ -44,21 +39,17 @@ def gradient_is_present(subject: Subject, trial: Trial) -> Outcome:
     """Check that inputs which need a gradient get one; opcheck accepts an operator without any."""
     places = subject.differentiable(trial.args)
     names = tensor_names(subject.op, trial.args)
-    leaves, eager_leaves = (as_leaves(trial.args, places) for _ in range(2))
-    outputs, eager_outputs = subject.results(*leaves), subject.expected(*eager_leaves)
-    for name, output, eager_output in zip(
-        output_names(subject.op), outputs, eager_outputs, strict=True
-    ):
-        if eager_output.requires_grad and not output.requires_grad:
-            return Outcome(f"the {name} of inputs that need a gradient has none (no grad_fn)")
-    ours = pulled_back(outputs, at(leaves, places), list(map(torch.ones_like, floating(outputs))))
-    eager = pulled_back(
-        eager_outputs,
-        at(eager_leaves, places),
-        list(map(torch.ones_like, floating(eager_outputs))),
+    ours, eager = (
+        end.ask(gradient_presence, places, list(trial.args))
+        for end in (subject.candidate, subject.reference)
     )
-    for place, grad, truth in zip(places, ours, eager, strict=True):
-        if grad is None and truth is not None:
+    for name, has, needs in zip(
+        output_names(subject.op), ours["outputs"], eager["outputs"], strict=True
+    ):
+        if needs and not has:
+            return Outcome(f"the {name} of inputs that need a gradient has none (no grad_fn)")
+    for place, has, needs in zip(places, ours["inputs"], eager["inputs"], strict=True):
+        if needs and not has:
             return Outcome(f"{names[place]} gets no gradient (None), the reference's gets one")
     return Outcome()
 
@@ -76,12 +67,14 @@ def undefined_is_refused(subject: Subject, trial: Trial) -> Outcome:
     for place, (tensor, name) in enumerate(zip(tensors, names, strict=True)):
         if place in defined or not tensor.is_floating_point():
             continue
-        reference = subject.expected(*as_leaves(trial.args, [place]))
-        if not any(output.requires_grad for output in reference):
+        leaves = as_leaves(trial.args, [place])
+        if not subject.reference.ask(needs_gradient, leaves):
             continue
         try:
-            subject.call(*as_leaves(trial.args, [place]))
-        except DifferentiationError as error:
+            subject.candidate.ask(results, *leaves)
+        except (DifferentiationError, RemoteError) as error:
+            if not is_a(error, DifferentiationError):
+                raise
             refused = str(error)
             continue
         return Outcome(
@@ -100,8 +93,8 @@ def presence(subject: Subject, trial: Trial) -> Outcome:
 
 def gradients_are_right(subject: Subject, trial: Trial) -> Outcome:
     """Judge every output and every gradient, under drawn upstream gradients."""
-    bar, results_of = call_bar(subject, trial)
-    return judged(bar, results_of(subject.call))
+    bar, asked = call_bar(subject, trial)
+    return judged(bar, subject.candidate.ask(*asked))
 
 
 def summed_output(subject: Subject, trial: Trial) -> Outcome:
@@ -122,104 +115,83 @@ def summed_output(subject: Subject, trial: Trial) -> Outcome:
     places = subject.differentiable(trial.args)
     if not any(gradient.numel() for gradient in upstream):
         return Outcome()
-    leaves = as_leaves(trial.args, places)
-    outputs = subject.results(*leaves)
-    weights = iter(numbers)
-    sum_over(outputs, lambda output: output.sum() * next(weights)[0]).backward(
-        inputs=at(leaves, places)
-    )
-    grads = [leaf.grad for leaf in at(leaves, places)]
-    return judged(bar, [*(output.detach() for output in outputs), *grads])
+    found = subject.candidate.ask(summed_gradients, places, list(trial.args), numbers)
+    return judged(bar, found)
 
 
 def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
-    """Check that two backward calls with retain_graph give the same bits and leave what was saved
+    """Check that three backward calls with retain_graph give the same bits and leave what was saved
     unchanged."""
-    op, places = subject.op, subject.differentiable(trial.args)
-    leaves = as_leaves(trial.args, places)
-    outputs = subject.results(*leaves)
-    upstream = [
-        trial.draw.gradient(*output.shape, dtype=output.dtype) for output in floating(outputs)
-    ]
-    nodes = dict.fromkeys(output.grad_fn for output in outputs)
-    saved = [tensor for node in nodes for tensor in getattr(node, "saved_tensors", ())]
-    watched = Snapshot(
-        [
-            *((f"saved tensor {place}", tensor) for place, tensor in enumerate(saved)),
-            *zip(tensor_names(subject.op, leaves), tensors_in(leaves), strict=True),
-            *((f"the {name}", one) for name, one in zip(output_names(op), outputs, strict=True)),
-        ]
-    )
-    inputs = at(leaves, places)
-    grads: list[tuple[Tensor | None, ...]] = []
-    for _ in range(2):
-        grads.append(pulled_back(outputs, inputs, upstream, retain_graph=True))
-        changed = watched.changed()
-        if changed is not None:
-            return Outcome(f"{changed} by the backward")
+    places, upstream = subject.differentiable(trial.args), subject.upstream(trial)
+    found = subject.candidate.ask(three_backwards, places, list(trial.args), upstream)
+    if found["changed"] is not None:
+        return Outcome(found["changed"])
     if subject.op.nondeterministic is not None:
         return Outcome()
-    for place, first, second in zip(places, *grads, strict=True):
-        name = tensor_names(subject.op, leaves)[place]
-        if (first is None) != (second is None):
-            return Outcome(f"the gradient of {name} is there in one backward only")
-        if first is None or second is None:
-            continue
-        if not torch.equal(storage_like(first), storage_like(second)):
-            return Outcome(f"two backward calls give two gradients of {name}")
+    names = tensor_names(subject.op, trial.args)
+    for number, later in enumerate(found["runs"][1:], start=2):
+        for place, first, again in zip(places, found["runs"][0], later, strict=True):
+            name = names[place]
+            if (first is None) != (again is None):
+                return Outcome(f"the gradient of {name} is not there in every backward")
+            if not same_bits([first], [again]):
+                return Outcome(f"backward {number} gives another gradient of {name} than the first")
     return Outcome()
 
 
+# Beyond this many tensors only some subsets of them are asked for their gradients.
+_MOST_SUBSETS = 8
+
+
 def some_gradients(subject: Subject, trial: Trial) -> Outcome:
-    """Judge each input's gradient when it is the only one asked for, and all gradients when a
-    single output has an upstream gradient."""
+    """Judge the gradients when only some inputs need one, and all gradients when a single output
+    has an upstream gradient.
+
+    Of three tensors every subset is asked for; of more, each tensor alone and a drawn choice of the
+    other subsets.
+    """
     places = subject.differentiable(trial.args)
     upstream = subject.upstream(trial)
     arguments = tensor_names(subject.op, trial.args)
     asked: list[tuple[list[int], tuple[Tensor | None, ...], str]] = [
-        ([place], upstream, "alone") for place in places
+        (of, upstream, "alone" if len(of) == 1 else f"of {len(of)} of {len(places)} that need one")
+        for of in _subsets(places, trial)
     ]
     if len(upstream) > 1:
         names = upstream_names(subject.op, subject.expected(*trial.args))
         for number, name in enumerate(names):
             one = tuple(value if place == number else None for place, value in enumerate(upstream))
             asked.append((places, one, f"by {name} alone"))
+    outcome = Outcome()
     for of, given, how in asked:
         labels = [*output_names(subject.op), *(f"gradient of {arguments[at]} {how}" for at in of)]
-        alone = functools.partial(with_gradients, subject.op.reference, of)
-        bar = Bar(alone, [*trial.args, given], labels)
-        outcome = judged(bar, with_gradients(subject.call, of, [*trial.args, given]))
+        values = [*trial.args, given]
+        bar = subject.bar_for(values, labels, with_gradients, of)
+        outcome = judged(bar, subject.candidate.ask(with_gradients, of, values))
         if outcome.problem is not None:
             return outcome
     return outcome
 
 
-def _second(
-    function: Callable[..., Any], places: Sequence[int], values: Sequence[Any]
-) -> list[Tensor | None]:
-    """Return the derivatives of the gradients by every input and by the upstream gradients.
-
-    ``values`` are the arguments, the tuple of upstream gradients, and one weight per gradient.
-    """
-    weights = values[len(values) - len(places) :]
-    *args, upstream = values[: len(values) - len(places)]
-    leaves = as_leaves(args, places)
-    inputs = at(leaves, places)
-    upstream = [gradient.detach().requires_grad_() for gradient in upstream]
-    grads = pulled_back(outputs_in(function(*leaves)), inputs, upstream, create_graph=True)
-    weighted = [
-        (grad * weight).sum()
-        for grad, weight in zip(grads, weights, strict=True)
-        if grad is not None and grad.requires_grad
-    ]
-    if not weighted:
-        return [None] * (len(places) + len(upstream))
-    return list(torch.autograd.grad(sum(weighted), [*inputs, *upstream], allow_unused=True))
+def _subsets(places: Sequence[int], trial: Trial) -> list[list[int]]:
+    """Return the sets of places to ask for: each place alone, then larger sets without the whole
+    one."""
+    alone = [[place] for place in places]
+    if len(places) <= 3:
+        return alone + [
+            list(some)
+            for size in range(2, len(places))
+            for some in itertools.combinations(places, size)
+        ]
+    larger = {
+        tuple(place for number, place in enumerate(places) if mask >> number & 1)
+        for mask in (trial.draw.below(1 << len(places)) for _ in range(_MOST_SUBSETS))
+    }
+    return alone + [list(some) for some in sorted(larger) if 1 < len(some) < len(places)]
 
 
 def second_derivative(subject: Subject, trial: Trial) -> Outcome:
     places = subject.differentiable(trial.args)
-    reference = subject.op.reference
     upstream = subject.upstream(trial)
     weights = [
         trial.draw.gradient(*tensor.shape, dtype=tensor.dtype) for tensor in at(trial.args, places)
@@ -233,9 +205,11 @@ def second_derivative(subject: Subject, trial: Trial) -> Outcome:
         ),
     ]
     values = [*trial.args, upstream, *weights]
-    bar = Bar(lambda values: _second(reference, places, values), values, names)
+    bar = subject.bar_for(values, names, second_derivatives, places)
     try:
-        ours = _second(subject.call, places, values)
+        ours = subject.candidate.ask(second_derivatives, places, values)
+    except CandidateError:
+        raise
     except Exception as error:
         return _refusal(error)
     return judged(bar, ours)
@@ -244,10 +218,7 @@ def second_derivative(subject: Subject, trial: Trial) -> Outcome:
 def _refusal(error: Exception) -> Outcome:
     """Return a clear refusal to differentiate twice as an Outcome; raise any other error again."""
     text = str(error)
-    if (
-        isinstance(error, (DifferentiationError, NotImplementedError))
-        or "once_differentiable" in text
-    ):
+    if is_a(error, DifferentiationError, NotImplementedError) or "once_differentiable" in text:
         return Outcome(refused=f"refuses: {text.splitlines()[0]}")
     raise error
 
@@ -255,22 +226,13 @@ def _refusal(error: Exception) -> Outcome:
 def gradient_penalty(subject: Subject, trial: Trial) -> Outcome:
     """Judge the gradient of a loss that contains the squared norm of a gradient."""
     places = subject.differentiable(trial.args)
-
-    def penalty(function: Callable[..., Any], values: Sequence[Any]) -> list[Tensor | None]:
-        leaves = as_leaves(values, places)
-        inputs = at(leaves, places)
-        outputs = outputs_in(function(*leaves))
-        squares = sum_over(outputs, lambda output: (output * output).sum())
-        grads = torch.autograd.grad(squares, inputs, create_graph=True, allow_unused=True)
-        loss = sum_over(outputs, torch.sum)
-        loss = loss + sum((grad * grad).sum() for grad in grads if grad is not None)
-        return list(torch.autograd.grad(loss, inputs, allow_unused=True))
-
     arguments = tensor_names(subject.op, trial.args)
     names = [f"penalty's gradient by {arguments[place]}" for place in places]
-    bar = Bar(lambda values: penalty(subject.op.reference, values), trial.args, names)
+    bar = subject.bar_for(trial.args, names, penalty_gradients, places)
     try:
-        ours = penalty(subject.call, trial.args)
+        ours = subject.candidate.ask(penalty_gradients, places, list(trial.args))
+    except CandidateError:
+        raise
     except Exception as error:
         return _refusal(error)
     return judged(bar, ours)
@@ -291,26 +253,11 @@ def numeric_gradient(subject: Subject, trial: Trial) -> Outcome:
     if not all(tensor.dtype == torch.float64 for tensor in outputs):
         return Outcome(untried=True)
     tolerance = 0.0 if subject.op.nondeterministic is None else 1e-10
-
-    def function(*inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(floating(subject.results(*filled(trial.args, places, inputs))))
-
-    inputs = [tensor.detach().clone().requires_grad_() for tensor in at(trial.args, places)]
-    fast = sum(tensor.numel() for tensor in inputs) > _MOST_NUMBERS
-    with torch.random.fork_rng(_devices(subject)):
-        torch.manual_seed(subject.seed)
-        torch.autograd.gradcheck(function, inputs, nondet_tol=tolerance, fast_mode=fast)
-        try:
-            torch.autograd.gradgradcheck(function, inputs, nondet_tol=tolerance, fast_mode=fast)
-        except Exception as error:
-            refusal = _refusal(error)
-            return Outcome() if refusal.refused else refusal
+    fast = sum(tensor.numel() for tensor in at(trial.args, places)) > _MOST_NUMBERS
+    subject.candidate.ask(
+        numeric_derivatives, places, list(trial.args), tolerance, fast, subject.seed
+    )
     return Outcome()
-
-
-def _devices(subject: Subject) -> list[torch.device]:
-    """Return the devices, beside the CPU, whose random generators a projection uses."""
-    return [subject.device] if subject.device.type == "cuda" else []
 
 
 def _has_wide_gradient(subject: Subject) -> tuple[Verdict, str] | None:
@@ -353,7 +300,7 @@ CHECKS = (
     ),
     # The gradients of ``output.sum().backward()``.
     Check("summed", summed_output, quick=8, full=24, max_numel=4096, applies=has_gradient),
-    # Two backward calls agree and leave what was saved alone.
+    # Three backward calls agree and leave what was saved alone.
     Check(
         "backward twice",
         backward_repeats,

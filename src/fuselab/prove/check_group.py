@@ -1,26 +1,37 @@
-"""All checks of one implementation and dtype, made in this process."""
+"""All checks of one implementation and dtype, in their order and within their time."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from fuselab.errors import ArgumentError, UnknownNameError
-from fuselab.prove import check_device, check_gradients, check_memory, check_torch, check_values
+from fuselab.prove import (
+    check_calls,
+    check_device,
+    check_gradients,
+    check_memory,
+    check_outputs,
+    check_torch,
+    check_values,
+)
+from fuselab.prove.held import CandidateError
 from fuselab.prove.result import Group, Result, Verdict
 from fuselab.prove.subject import Subject
 from fuselab.prove.trials import Check, planned_trials, run_check, still_answers
-from fuselab.runtime import cache, fallback
+from fuselab.runtime import fallback
 
 CHECKS: tuple[Check, ...] = (
     *check_memory.STATE_CHECKS,  # these run before anything else has called the implementation
     *check_values.CHECKS,
     *check_memory.CHECKS,
+    *check_outputs.CHECKS,
+    *check_calls.CHECKS,
     *check_gradients.CHECKS,
     *check_torch.CHECKS,
     *check_device.CHECKS,
@@ -30,10 +41,10 @@ QUICK_BUDGET_S = 20.0  # seconds for the checks of one implementation and dtype
 BUDGET_S = 1200.0
 
 
-def run_group(subject: Subject, case: str | None, huge_lock: Path | None = None) -> Group:
-    """Run all checks of one implementation and dtype in this process, or only the trial ``case``.
+def run_group(subject: Subject, case: str | None, huge_lock: threading.Lock | None = None) -> Group:
+    """Run all checks of one implementation and dtype, or only the trial ``case``.
 
-    Huge cases wait for ``huge_lock``, because a GPU's memory holds those of only one process.
+    Huge cases wait for ``huge_lock``, because a GPU's memory holds those of only one row.
     """
     results: list[Result] = []
     checks = CHECKS if case is None else (check_of(case),)
@@ -41,7 +52,7 @@ def run_group(subject: Subject, case: str | None, huge_lock: Path | None = None)
     if budget_s is None:
         budget_s = QUICK_BUDGET_S if subject.quick else BUDGET_S
     total = sum(planned_trials(subject, known) for known in checks)
-    planned, broken = 0, not still_answers(subject.device)
+    planned, broken = 0, not still_answers(subject)
     for known in checks:
         planned += planned_trials(subject, known)
         if broken:
@@ -55,9 +66,9 @@ def run_group(subject: Subject, case: str | None, huge_lock: Path | None = None)
             # open to any check.
             until = begin + budget_s * max(0.5, planned / total)
             results.append(_run(subject, known, case, until))
-            broken = results[-1].verdict is Verdict.FAIL and not still_answers(subject.device)
+            broken = results[-1].verdict is Verdict.FAIL and not still_answers(subject)
     if case is None and not subject.quick and not broken:
-        with contextlib.nullcontext() if huge_lock is None else cache.locked(huge_lock):
+        with huge_lock or contextlib.nullcontext():
             results.append(check_device.huge_cases(subject))
     where = "interpreter" if subject.interpreted else subject.device.type
     return Group(subject.implementation, subject.dtype_name, where, tuple(results))
@@ -67,12 +78,13 @@ def _run(subject: Subject, known: Check, case: str | None, until: float) -> Resu
     fallback.forget()
     begin = time.monotonic()
     try:
-        with fallback.strict():
-            only = None if case is None else case.partition("@")[2]
-            result = run_check(subject, known, only, until)
-            return replace(result, seconds=time.monotonic() - begin)
+        only = None if case is None else case.partition("@")[2]
+        result = run_check(subject, known, only, until)
+        return replace(result, seconds=time.monotonic() - begin)
     except torch.OutOfMemoryError:
         return Result(known.name, Verdict.NOT_JUDGED, "the device ran out of memory")
+    except CandidateError as fault:  # while its inputs were drawn
+        return Result(known.name, Verdict.FAIL, str(fault))
 
 
 def check_of(case: str) -> Check:

@@ -2,183 +2,124 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuselab.errors import FuselabError
 from fuselab.op import tensors_in
+from fuselab.prove import asked_memory
 from fuselab.prove.arguments import (
     at,
     copy_of_storage,
     filled,
+    mapped,
     tensor_names,
-    with_own_copies,
     written_places,
 )
+from fuselab.prove.asked_calls import (
+    Block,
+    in_memory_that_torch_fills,
+    in_poisoned_memory,
+    in_used_memory,
+    repeated,
+    with_fresh_values,
+    with_gradients,
+)
+from fuselab.prove.asked_memory import shareable, storage_bytes
 from fuselab.prove.draw import LAYOUTS, VALUES, make_values
-from fuselab.prove.outputs import output_names, outputs_in, upstream_names
+from fuselab.prove.held import results
+from fuselab.prove.outputs import upstream_names
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, judged, with_gradients
-from fuselab.runtime.dispatch.overlap import overlaps_itself
-from fuselab.runtime.launch_recording import ALLOCATIONS
-
-
-class PoisonedAllocations(TorchDispatchMode):
-    """Fills the result of ``torch.empty`` and its variants, so that an unwritten element shows."""
-
-    def __init__(self, poison: float) -> None:
-        super().__init__()
-        self.poison = poison
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in ALLOCATIONS:
-            result.fill_(poison_of(result.dtype, self.poison))
-        return result
-
-
-def poison_of(dtype: torch.dtype, poison: float) -> float:
-    """Return ``poison`` for a floating dtype, and a small integer otherwise, since a kernel may
-    index with it."""
-    return poison if dtype.is_floating_point else 1 if math.isnan(poison) else int(poison)
-
-
-@contextlib.contextmanager
-def filled_by_torch() -> Iterator[None]:
-    """Make torch fill every empty tensor, also those of C++ callers, by its deterministic mode."""
-    before = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    settings: Any = torch.utils.deterministic  # this is a module whose attribute is a setting
-    fill = settings.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    settings.fill_uninitialized_memory = True
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
-        settings.fill_uninitialized_memory = fill
-
-
-def leave_poison_behind(like: Tensor, poison: float) -> None:
-    """Free blocks of ``like``'s size that hold ``poison``; the allocator reuses them next."""
-    blocks = [torch.full_like(like, poison_of(like.dtype, poison)) for _ in range(4)]
-    del blocks
+from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, judged
 
 
 def output_is_written(subject: Subject, trial: Trial) -> Outcome:
-    bar = subject.bar(trial.args)
-
-    def outcome_of(results: Sequence[Tensor], where: str) -> Outcome:
-        return judged(bar, results, after=f" (in memory {where})")
-
+    bar, ask = subject.bar(trial.args), subject.candidate.ask
+    blocks = _blocks(bar.eager)
     for poison in (math.nan, 7.0):
-        with PoisonedAllocations(poison):
-            results = list(outputs_in(subject.call_alone(*trial.args)))
-        outcome = outcome_of(results, "poisoned before")
+        found = ask(in_poisoned_memory, poison, list(trial.args))
+        outcome = judged(bar, found, after=" (in memory poisoned before)")
         if outcome.problem is not None:
             return outcome
         # The second call of the public function may run a cached launch plan.
         for _ in range(2):
-            for eager in tensors_in(bar.eager):
-                leave_poison_behind(eager, poison)
-            outcome = outcome_of(subject.results(*trial.args), "used before")
+            found = ask(in_used_memory, poison, blocks, subject.device, results, *trial.args)
+            outcome = judged(bar, found, after=" (in memory used before)")
             if outcome.problem is not None:
                 return outcome
-    with filled_by_torch():
-        results = subject.results(*trial.args)
-    return outcome_of(results, "that torch filled")
+    found = ask(in_memory_that_torch_fills, results, *trial.args)
+    return judged(bar, found, after=" (in memory that torch filled)")
 
 
 def gradients_are_written(subject: Subject, trial: Trial) -> Outcome:
-    bar, results_of = call_bar(subject, trial)
+    bar, asked = call_bar(subject, trial)
+    ask, blocks = subject.candidate.ask, _blocks(bar.eager)
     for _ in range(2):
-        for grad in bar.eager:
-            if grad is not None:
-                leave_poison_behind(grad, math.nan)
-        outcome = judged(bar, results_of(subject.call), after=" (in reused memory)")
+        found = ask(in_used_memory, math.nan, blocks, subject.device, *asked)
+        outcome = judged(bar, found, after=" (in reused memory)")
         if outcome.problem is not None:
             return outcome
-    with filled_by_torch():
-        results = results_of(subject.call)
-    return judged(bar, results, after=" (in memory that torch filled)")
+    found = ask(in_memory_that_torch_fills, *asked)
+    return judged(bar, found, after=" (in memory that torch filled)")
 
 
-def storage_bytes(tensor: Tensor) -> Tensor:
-    """Copy a tensor's whole storage as bytes, including memory around and between its elements."""
-    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-    return whole.clone()
-
-
-class Snapshot:
-    """Bytes, version, shape and strides of some tensors, to be compared later."""
-
-    def __init__(self, tensors: Sequence[tuple[str, Any]]) -> None:
-        self.entries = [
-            (name, tensor, storage_bytes(tensor), tensor._version, tensor.shape, tensor.stride())
-            for name, tensor in tensors
-            if isinstance(tensor, Tensor)
-        ]
-
-    def changed(self) -> str | None:
-        """Return what has changed since, or None."""
-        for name, tensor, before, version, shape, stride in self.entries:
-            if tensor.shape != shape or tensor.stride() != stride:
-                return f"{name} changed its shape or strides"
-            if not torch.equal(storage_bytes(tensor), before):
-                return f"{name} was written to"
-            if tensor._version != version:
-                return f"{name} was written to (its version counter moved)"
-        return None
+def _blocks(results: Sequence[Tensor | None]) -> list[Block]:
+    return [(tuple(one.shape), one.dtype) for one in results if one is not None]
 
 
 def inputs_stay_as_they_are(subject: Subject, trial: Trial) -> Outcome:
     if subject.op.mutates:
         return only_the_declared_change(subject, trial)
-    named = list(zip(tensor_names(subject.op, trial.args), tensors_in(trial.args), strict=True))
-    before = Snapshot(named)
-    for _ in range(2):
-        subject.call(*trial.args)
-    problem = before.changed()
+    tensors, names = tensors_in(trial.args), tensor_names(subject.op, trial.args)
+    problem = _changed(subject, tensors, names, results, 2, *trial.args)
     if problem is not None or subject.op.gradient is None:
         return Outcome(problem)
-    places = subject.differentiable(trial.args)
-    upstream = subject.upstream(trial)
-    names = upstream_names(subject.op, subject.expected(*trial.args))
-    before = Snapshot([*named, *zip(names, upstream, strict=True)])
-    with_gradients(subject.call, places, [*trial.args, upstream])
-    changed = before.changed()
+    places, upstream = subject.differentiable(trial.args), subject.upstream(trial)
+    names = [*names, *upstream_names(subject.op, subject.expected(*trial.args))]
+    values = [*trial.args, upstream]
+    changed = _changed(subject, [*tensors, *upstream], names, with_gradients, 1, places, values)
     return Outcome(None if changed is None else f"{changed} by the backward")
+
+
+def _changed(
+    subject: Subject,
+    tensors: Sequence[Tensor],
+    names: Sequence[str],
+    procedure: Any,
+    times: int,
+    *args: Any,
+) -> str | None:
+    """Return which of the tensors among ``args`` the candidate writes to when it runs a procedure,
+    or None. Their bytes are compared here."""
+    before = [(storage_bytes(one), one.shape, one.stride()) for one in tensors]
+    after = subject.candidate.ask(asked_memory.arguments_after, procedure, times, *args)
+    found = zip(names, before, after["tensors"], after["moved"], strict=True)
+    for name, (content, shape, stride), tensor, moved in found:
+        if tensor.shape != shape or tensor.stride() != stride:
+            return f"{name} changed its shape or strides"
+        if not torch.equal(storage_bytes(tensor), content):
+            return f"{name} was written to"
+        if moved:
+            return f"{name} was written to (its version counter moved)"
+    return None
 
 
 def only_the_declared_change(subject: Subject, trial: Trial) -> Outcome:
     """Check that a mutating operator changes no other argument and no memory around its own."""
-    args = with_own_copies(subject.op, trial.args)
-    tensors, names = tensors_in(args), tensor_names(subject.op, args)
-    places = written_places(subject.op, args)
-    others = Snapshot(
-        [
-            (name, tensor)
-            for place, (name, tensor) in enumerate(zip(names, tensors, strict=True))
-            if place not in places
-        ]
-    )
-    surroundings = [memory_around(tensors[place]) for place in places]
-    for _ in range(2):
-        subject.public_named(*args)
-    for place, before in zip(places, surroundings, strict=True):
-        if not torch.equal(memory_around(tensors[place]), before):
-            return Outcome(f"memory beside the elements of {names[place]} was written to")
-    return Outcome(others.changed())
+    places = written_places(subject.op, trial.args)
+    after = subject.candidate.ask(asked_memory.written_over, 2, list(trial.args))
+    names, tensors = tensor_names(subject.op, trial.args), tensors_in(trial.args)
+    for place, (name, before, now) in enumerate(zip(names, tensors, after, strict=True)):
+        if place not in places and not torch.equal(storage_bytes(before), storage_bytes(now)):
+            return Outcome(f"{name} was written to")
+        if place in places and not torch.equal(memory_around(before), memory_around(now)):
+            return Outcome(f"memory beside the elements of {name} was written to")
+    return Outcome()
 
 
 def memory_around(tensor: Tensor) -> Tensor:
@@ -189,12 +130,20 @@ def memory_around(tensor: Tensor) -> Tensor:
 
 
 def repeated_calls_agree(subject: Subject, trial: Trial) -> Outcome:
-    first = [storage_like(result) for result in subject.results(*trial.args)]
-    for number in range(2, 5):
-        again = [storage_like(result) for result in subject.results(*trial.args)]
-        if not all(map(torch.equal, first, again)):
+    first, *others = subject.candidate.ask(repeated, 4, list(trial.args))
+    for number, again in enumerate(others, 2):
+        if not same_bits(first, again):
             return Outcome(f"call {number} on the same inputs gives other bits than the first")
     return Outcome()
+
+
+def same_bits(ones: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> bool:
+    """Return whether two lists of results are the same, bit for bit."""
+    return all(
+        (one is None) == (other is None)
+        and (one is None or other is None or torch.equal(storage_like(one), storage_like(other)))
+        for one, other in zip(ones, others, strict=True)
+    )
 
 
 def storage_like(tensor: Tensor) -> Tensor:
@@ -215,66 +164,89 @@ def fresh_values_count(subject: Subject, trial: Trial) -> Outcome:
 
     They are written through ``.data``, which does not change the version counter.
     """
-    places = subject.differentiable(trial.args)
-    upstream = None if subject.op.gradient is None else subject.upstream(trial)
+    places = subject.differentiable(trial.args) if subject.op.gradient is not None else []
+    upstream = subject.upstream(trial) if places else ()
+    # The candidate's own copies are written to, in one process as in two.
+    given = mapped(_own, trial.args)
+    states, steps = [given], []
+    for attempt in range(3):
+        fresh = _fresh_values(subject, trial, states[-1], one_element=attempt == 2)
+        steps.append(fresh)
+        states.append(_replaced(states[-1], fresh))
+    bars = [subject.bar(args) for args in states]
+    gradient_bars = bars
+    if places:
+        gradient_bars = [
+            call_bar(subject, replace(trial, args=tuple(args)), upstream)[0] for args in states
+        ]
+    values = [*mapped(_own, given), upstream]
+    found = subject.candidate.ask(with_fresh_values, steps, places, values)
     outcome = Outcome()
-    for attempt in range(4):
-        if upstream is not None:
-            bar, results_of = call_bar(subject, trial, upstream)
-            outcome = judged(bar, results_of(subject.call))
-        if outcome.problem is None:
-            outcome = judged(subject.bar(trial.args), subject.results(*trial.args))
+    for attempt, (bar, gradient_bar, given_back) in enumerate(
+        zip(bars, gradient_bars, found, strict=True)
+    ):
+        count = len(bar.names)
+        outcome = judged(bar, given_back[:count])
+        if outcome.problem is None and places:
+            outcome = judged(gradient_bar, given_back[count:])
         if outcome.problem is not None:
             seen = "" if attempt == 0 else " (new values in the same memory)"
             return Outcome(f"{outcome.problem}{seen}", outcome.ours_ulp, outcome.eager_ulp)
-        for tensor in at(trial.args, places):
-            _refill(tensor, trial.draw.below(1 << 16), one_element=attempt == 2)
-        _redraw_integers(subject, trial)
     return outcome
 
 
-def _redraw_integers(subject: Subject, trial: Trial) -> None:
-    """Write other values into the memory of the integer tensors.
+def _own(value: Any) -> Any:
+    return copy_of_storage(value) if isinstance(value, Tensor) else value
 
-    Only the operator knows which values are valid, so it draws the whole case again, with the same
-    shapes and other seeds.
+
+def _replaced(args: Sequence[Any], fresh: Sequence[Tensor | None]) -> list[Any]:
+    """Return the arguments with ``fresh`` values where there are some."""
+    known = [place for place, values in enumerate(fresh) if values is not None]
+    return filled(args, known, [values for values in fresh if values is not None])
+
+
+def _fresh_values(
+    subject: Subject, trial: Trial, args: Sequence[Any], one_element: bool
+) -> list[Tensor | None]:
+    """Return other values for each tensor of the arguments, None for one that stays.
+
+    With ``one_element`` a floating tensor changes in one element. Only the operator knows which
+    integers are valid, so it draws the whole case again, with the same shapes and other seeds.
     """
+    tensors = tensors_in(args)
+    fresh: list[Tensor | None] = [None] * len(tensors)
+    for place in subject.differentiable(args):
+        if tensors[place].numel():
+            fresh[place] = _other_values(tensors[place], trial.draw.below(1 << 16), one_element)
     again = subject.redrawn(trial)
-    if again is None:
-        return
-    for tensor, fresh in zip(tensors_in(trial.args), tensors_in(again.args), strict=True):
-        if not tensor.is_floating_point() and tensor.shape == fresh.shape:
-            tensor.data.copy_(fresh)
+    for place, other in enumerate(() if again is None else tensors_in(again.args)):
+        if not other.is_floating_point() and tensors[place].shape == other.shape:
+            fresh[place] = other
+    return fresh
 
 
-def _refill(tensor: Tensor, seed: int, one_element: bool) -> None:
-    """Write other values into a tensor's memory; with ``one_element``, change only one element."""
-    if tensor.numel() == 0:
-        return
+def _other_values(tensor: Tensor, seed: int, one_element: bool) -> Tensor:
+    """Return other values for a tensor; with ``one_element``, only one differs."""
     values = make_values("normal", tensor.shape, tensor.dtype, seed).to(tensor.device)
-    if one_element:
-        kept = tensor.detach().clone()
-        place = seed % tensor.numel()
-        kept.view(-1)[place] = values.view(-1)[place] + 3
-        values = kept
-    tensor.data.copy_(values)
+    if not one_element:
+        return values
+    kept = tensor.detach().clone(memory_format=torch.contiguous_format)
+    place = seed % tensor.numel()
+    kept.view(-1)[place] = values.view(-1)[place] + 3
+    return kept
 
 
 def outputs_are_fresh(subject: Subject, trial: Trial) -> Outcome:
-    first = subject.results(*trial.args)
-    others = list(zip(tensor_names(subject.op, trial.args), tensors_in(trial.args), strict=True))
-    for own, output in zip(output_names(subject.op), first, strict=True):
-        for name, value in others:
-            if _overlap(output, value):
-                return Outcome(f"the {own} shares its memory with {name}")
-        others.append((f"the {own}", output))
-    held = list(map(storage_like, first))
-    for tensor in at(trial.args, subject.differentiable(trial.args)):
-        _refill(tensor, trial.draw.below(1 << 16), one_element=False)
-    second = subject.results(*trial.args)
-    if any(_overlap(one, other) for one in first for other in second):
-        return Outcome("two calls return the same memory")
-    if not all(map(torch.equal, held, map(storage_like, first))):
+    fresh: list[Tensor | None] = [None] * len(tensors_in(trial.args))
+    for place in subject.differentiable(trial.args):
+        (tensor,) = at(trial.args, [place])
+        if tensor.numel():
+            fresh[place] = _other_values(tensor, trial.draw.below(1 << 16), one_element=False)
+    given = mapped(_own, trial.args)
+    found = subject.candidate.ask(asked_memory.two_calls, given, fresh)
+    if found["problem"] is not None:
+        return Outcome(found["problem"])
+    if not same_bits(found["before"], found["after"]):
         return Outcome("a second call changed the first call's output")
     return Outcome()
 
@@ -286,18 +258,7 @@ def written_arguments_are_told(subject: Subject, trial: Trial) -> Outcome:
     Autograd then refuses a backward that saved the old values, instead of computing a wrong
     gradient.
     """
-    args = with_own_copies(subject.op, trial.args)
-    tensors, names = tensors_in(args), tensor_names(subject.op, args)
-    places = written_places(subject.op, args)
-    for _ in range(2):  # the second call may run a cached launch plan
-        versions = [tensor._version for tensor in tensors]
-        output = subject.public_named(*args)
-        if tensors_in((output,))[0] is not tensors[places[0]]:
-            return Outcome(f"does not return the argument {names[places[0]]} itself")
-        for place in places:
-            if tensors[place]._version <= versions[place]:
-                return Outcome(f"writes over {names[place]}, whose version counter does not move")
-    return Outcome()
+    return Outcome(subject.candidate.ask(asked_memory.version_problem, list(trial.args)))
 
 
 def shared_memory_is_refused(subject: Subject, trial: Trial) -> Outcome:
@@ -305,57 +266,26 @@ def shared_memory_is_refused(subject: Subject, trial: Trial) -> Outcome:
 
     Which of its values remains would depend on the order of the threads.
     """
-    args = with_own_copies(subject.op, trial.args)
-    for place in written_places(subject.op, args):
+    for place in written_places(subject.op, trial.args):
+        args = mapped(_own, trial.args)
         (tensor,) = at(args, [place])
-        expanded = tensor[:1].expand(tensor.shape) if tensor.ndim and tensor.numel() else tensor
-        if not overlaps_itself(expanded):
+        expanded = shareable(tensor)
+        if expanded is None:
             continue
-        try:
-            subject.public_named(*filled(args, [place], [expanded]))
-        except FuselabError:
-            continue
-        name = tensor_names(subject.op, args)[place]
-        return Outcome(f"writes over an expanded {name}, whose elements share memory")
+        given = filled(args, [place], [expanded])
+        if not subject.candidate.ask(asked_memory.refuses, given):
+            name = tensor_names(subject.op, args)[place]
+            return Outcome(f"writes over an expanded {name}, whose elements share memory")
     return Outcome()
-
-
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors share a storage; empty storages never do."""
-    first, second = one.untyped_storage(), other.untyped_storage()
-    return first.nbytes() > 0 and second.nbytes() > 0 and first.data_ptr() == second.data_ptr()
-
-
-_TINY = torch.tensor([1e-310], dtype=torch.float64)
-
-# A kernel's launcher must leave this state as it was. The functions listed are those that measure
-# and judge: an implementation that replaces one of them could falsify its own verdict.
-_STATE: tuple[tuple[str, Callable[[], Any]], ...] = (
-    ("the random number generator", lambda: torch.get_rng_state().tolist()),
-    ("the number of threads", torch.get_num_threads),
-    ("the default dtype", torch.get_default_dtype),
-    ("grad mode", torch.is_grad_enabled),
-    ("deterministic mode", torch.are_deterministic_algorithms_enabled),
-    ("float32 matmul precision", torch.get_float32_matmul_precision),
-    ("flush-to-zero of subnormals", lambda: _TINY.mul(1.0).view(torch.int64).item()),
-    ("the CUDA stream", lambda: torch.cuda.current_stream() if torch.cuda.is_available() else None),
-    ("the CUDA device", lambda: torch.cuda.current_device() if torch.cuda.is_available() else None),
-    ("time.perf_counter", lambda: time.perf_counter),
-    ("torch.equal", lambda: torch.equal),
-    ("torch.isfinite", lambda: torch.isfinite),
-    ("torch.autograd.grad", lambda: torch.autograd.grad),
-    ("torch.cuda.synchronize", lambda: torch.cuda.synchronize),
-    ("torch.cuda.Event", lambda: torch.cuda.Event),
-)
 
 
 def nothing_else_changes(subject: Subject, trial: Trial) -> Outcome:
-    before = [read() for _, read in _STATE]
-    subject.call(*trial.args)
-    for (name, read), value in zip(_STATE, before, strict=True):
-        if read() != value:
-            return Outcome(f"a call changes {name}")
-    return Outcome()
+    """Check that neither the import of the operator, nor a call, nor a backward changes the state
+    of the process."""
+    places = subject.differentiable(trial.args)
+    upstream = None if subject.op.gradient is None else subject.upstream(trial)
+    ask = subject.candidate.ask
+    return Outcome(ask(asked_memory.changed_state, list(trial.args), places, upstream))
 
 
 def _deterministic(subject: Subject) -> tuple[Verdict, str] | None:

@@ -10,8 +10,8 @@ from fuselab.prove.trials import Check, Outcome, judged
 def output_is_right(subject: Subject, trial: Trial) -> Outcome:
     """Judge the output.
 
-    The bar's tensors stay alive, so the output cannot get their memory: an output that is never
-    written cannot hold the right values left over from eager.
+    In one process the bar's tensors stay alive, so the output cannot get their memory: an output
+    that is never written cannot hold the right values left over from eager.
     """
     bar = subject.bar(trial.args)
     return judged(bar, subject.results(*trial.args))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -85,6 +85,21 @@ class RecordedDraw:
     _product: int = 1
     _max_taken: bool = False
     _tensors: int = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return what was drawn so far, as plain values for ``resumed``."""
+        return {
+            "choices": list(self.choices),
+            "seeds": list(self.seeds),
+            "notes": list(self.notes),
+            "_product": self._product,
+            "_max_taken": self._max_taken,
+            "_tensors": self._tensors,
+        }
+
+    def resumed(self, state: Mapping[str, Any]) -> RecordedDraw:
+        """Return this draw as another process left it, ready to draw on."""
+        return replace(self, **state)
 
     def below(self, bound: int) -> int:
         """Draw an integer in [0, bound) and record it; 0 is the simplest."""

@@ -13,8 +13,10 @@ from fuselab import ops
 from fuselab.composition import Composition
 from fuselab.errors import FuselabError, TargetError, UnknownNameError
 from fuselab.op import FusedOp
+from fuselab.prove.process_state import ProcessState
 
 COMPOSED = "composed.py"  # the file of a folder that holds a Composition
+_changed: dict[str, list[str]] = {}  # what the import of a module changed in the process
 
 
 def load_op(spec: str) -> FusedOp:
@@ -29,6 +31,7 @@ def load_op(spec: str) -> FusedOp:
         TargetError: the file is missing, raises on import (the message has the exception and its
             line), or holds no FusedOp, or several (the message names them).
     """
+    refuse_unknown(spec)
     path_text, _, name = spec.partition(":") if "::" not in spec else (spec, "", "")
     path = Path(path_text).expanduser()
     if path.is_dir() and not _is_library_name(spec):
@@ -39,12 +42,24 @@ def load_op(spec: str) -> FusedOp:
             raise TargetError(f"{path} is composed of several operators; name one: {operators}.")
         return _pick(module, path, name)
     if path.suffix == ".py" or "/" in path_text:
+        return _pick(import_file(path), path, name)
+    return _library_op(spec)
+
+
+def refuse_unknown(spec: str) -> None:
+    """Raise as ``load_op`` does where ``spec`` names no file, folder or operator, importing
+    nothing."""
+    path_text, _, _ = spec.partition(":") if "::" not in spec else (spec, "", "")
+    path = Path(path_text).expanduser()
+    if path.is_dir() and not _is_library_name(spec):
+        return
+    if path.suffix == ".py" or "/" in path_text:
         if not path.is_file():
             raise TargetError(
                 f"{path}: no such file; give FILE.py, a folder or an operator's name."
             )
-        return _pick(import_file(path), path, name)
-    return _library_op(spec)
+    elif not _is_library_name(spec):
+        raise UnknownNameError("operator", spec, ops.operators())
 
 
 def load(spec: str) -> FusedOp | Composition:
@@ -104,10 +119,7 @@ def _is_library_name(spec: str) -> bool:
 
 
 def _library_op(spec: str) -> FusedOp:
-    short = spec.removeprefix("fuselab::")
-    if not ops.has(short):
-        raise UnknownNameError("operator", spec, ops.operators())
-    return ops.contract(short)
+    return ops.contract(spec.removeprefix("fuselab::"))
 
 
 def _module_name(path: Path) -> str:
@@ -132,6 +144,7 @@ def _import_file(path: Path, module_name: str) -> ModuleType:
     sys.modules[module_name] = module
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
+    before = ProcessState(of_import=True)
     try:
         specification.loader.exec_module(module)
     except FuselabError:
@@ -145,7 +158,22 @@ def _import_file(path: Path, module_name: str) -> ModuleType:
     finally:
         if folder in sys.path:
             sys.path.remove(folder)
+    _changed[module_name] = before.changed()
+    before.restore()
     return module
+
+
+def changed_by_import(op: FusedOp) -> list[str]:
+    """Return what the import of the file that declares ``op`` changed in the state of the process.
+
+    It was given back after the import. Nothing is known of an operator that no verb imported.
+    """
+    return [
+        name
+        for module, changed in list(_changed.items())
+        if changed and any(value is op for value in list(vars(sys.modules[module]).values()))
+        for name in changed
+    ]
 
 
 def _import_folder(folder: Path) -> ModuleType:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.op import FusedOp, tensors_in
+from fuselab.op import tensors_in
+from fuselab.prove.facts import Declared
 
 
 def outputs_in(returned: Any) -> tuple[Tensor, ...]:
@@ -24,14 +25,14 @@ def floating(outputs: Sequence[Tensor]) -> list[Tensor]:
     return [output for output in outputs if output.is_floating_point()]
 
 
-def output_names(op: FusedOp) -> list[str]:
+def output_names(op: Declared) -> list[str]:
     """Return the names of the outputs: ``output``, or ``output 0``, ``output 1`` of several."""
     if op.output_count == 1:
         return ["output"]
     return [f"output {place}" for place in range(op.output_count)]
 
 
-def upstream_names(op: FusedOp, outputs: Sequence[Tensor]) -> list[str]:
+def upstream_names(op: Declared, outputs: Sequence[Tensor]) -> list[str]:
     """Return the name of the upstream gradient of each floating output."""
     if len(outputs) == 1:
         return ["the upstream gradient"]
@@ -64,7 +65,7 @@ def pulled_back(
     return torch.autograd.grad(roots, inputs, gradients, allow_unused=True, **options)
 
 
-def as_declared(op: FusedOp, outputs: Sequence[Tensor], upstream: Sequence[Tensor]) -> Any:
+def as_declared(op: Declared, outputs: Sequence[Tensor], upstream: Sequence[Tensor]) -> Any:
     """Return ``upstream`` as a backward takes it: the one gradient, or a tuple of one per output,
     zeros for those that are not floating."""
     given = iter(upstream)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fuselab.errors import ArgumentError, FuselabError
-from fuselab.op import Case, FusedOp, Inputs, dtype_name, tensors_in
+from fuselab.errors import TargetError
+from fuselab.op import FusedOp, tensors_in
+from fuselab.op import dtype_name as name_of_dtype
+from fuselab.prove import asked_inputs
 from fuselab.prove.accuracy import Bar
-from fuselab.prove.arguments import (
-    differentiable,
-    mapped,
-    tensor_names,
-    with_own_copies,
-    written_places,
-)
+from fuselab.prove.arguments import differentiable, tensor_names, written_places
+from fuselab.prove.asked_calls import by_definitions, each
 from fuselab.prove.draw import LAYOUTS, VALUES, RecordedDraw, describe
-from fuselab.prove.outputs import floating, output_names, outputs_in
-from fuselab.runtime import dispatch
-from fuselab.runtime.dispatch.overlap import overlaps_itself
+from fuselab.prove.facts import CaseFacts, Facts, facts_of
+from fuselab.prove.held import End, Held, Here, RemoteError, results, said
+from fuselab.prove.outputs import floating, output_names
 
 
 @dataclass(frozen=True)
@@ -35,13 +32,13 @@ class Trial:
     draw: RecordedDraw
     title: str
 
-    def describe(self, op: FusedOp) -> tuple[str, ...]:
+    def describe(self, op: Facts) -> tuple[str, ...]:
         """Return one line per argument (one per tensor of a sequence), then a line for each other
         draw."""
         lines = []
         notes = list(self.draw.notes)
         names = iter(tensor_names(op, self.args))
-        for name, value in zip(op.signature.parameters, self.args, strict=True):
+        for name, value in zip(op.parameters, self.args, strict=True):
             tensors = tensors_in((value,))
             if not tensors:
                 lines.append(f"{name}={value!r}")
@@ -57,14 +54,19 @@ class Trial:
 
 @dataclass(frozen=True)
 class Subject:
-    """One implementation, dtype and device, and the source of its inputs.
+    """One implementation, dtype and device, and the two ends that answer for them.
 
-    ``first`` marks the first of the dtypes under check. ``spec`` is the text by which the user
-    named the operator; a failure's command repeats it. ``budget_s`` is the time in seconds for all
-    checks; None selects the default of ``fuselab.prove.check_group``.
+    ``reference`` answers for the declaration: inputs, and what is right. ``candidate`` runs the
+    implementation. Of the operator itself the subject has the ``Facts`` alone. ``device`` is where
+    the ends work; tensors that come from another process lie on the CPU here. ``first`` marks the
+    first of the dtypes under check. ``spec`` is the text by which the user named the operator; a
+    failure's command repeats it. ``budget_s`` is the time in seconds for all checks; None selects
+    the default of ``fuselab.prove.check_group``.
     """
 
-    op: FusedOp
+    op: Facts
+    reference: End
+    candidate: End
     implementation: str
     device: torch.device
     dtype: torch.dtype
@@ -74,80 +76,65 @@ class Subject:
     first: bool = True
     spec: str = ""
     budget_s: float | None = None
-    public: Callable[..., Any] = field(init=False)
-    is_written: tuple[bool, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "public", dispatch.operator(self.op))
-        is_written = tuple(name in self.op.mutates for name in self.op.signature.parameters)
-        object.__setattr__(self, "is_written", is_written)
-
-    def settings(self) -> dict[str, Any]:
-        """Return what another process needs to make this subject, as plain JSON values."""
-        kept = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
-        del kept["op"]
-        return kept | {"device": str(self.device), "dtype": self.dtype_name}
 
     @classmethod
-    def of_settings(cls, op: FusedOp, settings: Mapping[str, Any]) -> Subject:
-        """Return the subject that ``settings`` describes, of an operator that this process
-        loaded."""
-        device, dtype = torch.device(settings["device"]), getattr(torch, settings["dtype"])
-        return cls(op, **{**settings, "device": device, "dtype": dtype})
-
-    def call(self, *args: Any) -> Any:
-        """Call the public function with this implementation asked for by name.
-
-        Returns its result; for an operator that overwrites arguments, returns their new values,
-        which are written to copies.
-        """
-        return self._called(self.public_named, args)
-
-    def call_alone(self, *args: Any) -> Any:
-        """Call the implementation's own forward, without the public function around it; see
-        ``call``."""
-        return self._called(self.op.implementations[self.implementation].forward, args)
-
-    def public_named(self, *args: Any) -> Any:
-        return self.public(*args, implementation=self.implementation)
-
-    def _called(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-        if not self.op.mutates:
-            return function(*args)
-        if torch.compiler.is_compiling():
-            return self._called_in_a_graph(args)
-        args = with_own_copies(self.op, args)
-        function(*args)
-        return self.op.mutated(args)
-
-    def _called_in_a_graph(self, args: Sequence[Any]) -> Any:
-        copies = [
-            mapped(torch.clone, [value])[0] if is_written else value
-            for value, is_written in zip(args, self.is_written, strict=True)
-        ]
-        self.public_named(*copies)
-        return tensors_in(
-            [copy for copy, is_written in zip(copies, self.is_written, strict=True) if is_written]
-        )
+    def here(
+        cls,
+        op: FusedOp,
+        implementation: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        seed: int = 0,
+        quick: bool = False,
+        **options: Any,
+    ) -> Subject:
+        """Return the subject of an operator that this process holds, both ends in this process."""
+        ends = Here(Held(op)), Here(Held(op, implementation))
+        return cls(facts_of(op), *ends, implementation, device, dtype, seed, quick, **options)
 
     def results(self, *args: Any) -> list[Tensor]:
-        """Return the tensors that ``call`` returns, as a list."""
-        return list(outputs_in(self.call(*args)))
+        """Return the tensors that a call of the implementation returns, as a list."""
+        found: list[Tensor] = self.candidate.ask(results, *args)
+        return found
 
     def expected(self, *args: Any) -> list[Tensor]:
         """Return the tensors that the reference returns, as a list."""
-        return list(outputs_in(self.op.reference(*args)))
+        found: list[Tensor] = self.reference.ask(results, *args)
+        return found
 
     def bar(self, args: Sequence[Any]) -> Bar:
         """Return the bar for the results of a call."""
         arguments = tensor_names(self.op, args)
         written = [arguments[place] for place in written_places(self.op, args)]
-        names = written or output_names(self.op)
-        return Bar(lambda values: self.expected(*values), args, names)
+        return self.bar_for(args, written or output_names(self.op), results)
+
+    def bar_for(
+        self,
+        values: Sequence[Any],
+        names: Sequence[str],
+        procedure: Callable[..., Any],
+        *options: Any,
+    ) -> Bar:
+        """Return the bar for what ``procedure`` returns after ``options`` for ``values``, which it
+        takes one by one if it is ``results``, else as one list; ``names`` are those of the
+        results."""
+
+        def asked(values: Sequence[Any]) -> tuple[Any, ...]:
+            return (*options, *values) if procedure is results else (*options, list(values))
+
+        return Bar(
+            lambda values: self.reference.ask(procedure, *asked(values)),
+            values,
+            names,
+            composed=lambda values: self.reference.ask(by_definitions, procedure, *asked(values)),
+            together=lambda several: self.reference.ask(
+                each, procedure, [asked(values) for values in several]
+            ),
+        )
 
     @property
     def dtype_name(self) -> str:
-        return dtype_name(self.dtype)
+        return name_of_dtype(self.dtype)
 
     @property
     def max_numel(self) -> int:
@@ -156,10 +143,10 @@ class Subject:
             return 1 << 10
         return 1 << (18 if self.device.type == "cuda" else 14)
 
-    def source(self, check: str, index: int) -> random.Random:
-        """Return one trial's random source; every implementation gets the same, and so the same
-        inputs."""
-        return random.Random(f"{self.seed}|{self.op.name}|{self.dtype_name}|{check}|{index}")
+    def source(self, check: str, index: int) -> str:
+        """Return the seed of one trial's random source; every implementation gets the same, and so
+        the same inputs."""
+        return f"{self.seed}|{self.op.name}|{self.dtype_name}|{check}|{index}"
 
     def draw(
         self,
@@ -172,36 +159,63 @@ class Subject:
         turn: int | None = None,
     ) -> Trial | None:
         """Draw one trial, or return None where the reference or the implementation refuses it."""
-        draw = RecordedDraw(
-            self.device,
-            self.dtype,
-            source=self.source(check, index),
-            replay=replay,
-            layouts=layouts,
-            values=values,
-            max_numel=min(max_numel or self.max_numel, self.max_numel),
-            turn=turn,
-            names=random.Random(f"{self.seed}|{self.op.name}") if self.quick else None,
+        options: dict[str, Any] = {
+            "device": self.device,
+            "dtype": self.dtype,
+            "replay": None if replay is None else list(replay),
+            "layouts": tuple(layouts),
+            "values": tuple(values),
+            "max_numel": min(max_numel or self.max_numel, self.max_numel),
+            "turn": turn,
+        }
+        found = self._declared(
+            asked_inputs.drawn,
+            self.implementation,
+            options,
+            self.source(check, index),
+            f"{self.seed}|{self.op.name}" if self.quick else None,
+            [case.name for case in self.small_cases()],
+            self.seed,
         )
-        try:
-            inputs = self.op.draw(draw) if self.op.draw is not None else self._vary_a_case(draw)
-        except ArgumentError:  # the reference accepts nothing that was drawn
+        if found is None:
             return None
-        return self._accepted(inputs, draw, "drawn")
+        return Trial(found["args"], self._resumed(options, check, index, found["state"]), "drawn")
 
-    def from_case(self, check: str, case: Case) -> Trial | None:
+    def _declared(self, procedure: Callable[..., Any], *args: Any) -> Any:
+        """Ask for inputs. Raises TargetError where what the operator declares raises."""
+        try:
+            return self.reference.ask(procedure, *args)
+        except RemoteError as error:
+            raise TargetError(
+                f"{self.spec}: drawing its inputs raised {said(error, 200)}."
+            ) from error
+
+    def _resumed(self, options: Any, check: str, index: int, state: Any) -> RecordedDraw:
+        source = random.Random(f"{self.source(check, index)}|more")
+        draw = RecordedDraw(**{**options, "device": self.place}, source=source)
+        return draw if state is None else draw.resumed(state)
+
+    @property
+    def place(self) -> torch.device:
+        """The device of the tensors that this process draws and judges."""
+        return self.device if isinstance(self.reference, Here) else torch.device("cpu")
+
+    def from_case(self, check: str, case: CaseFacts) -> Trial | None:
         """Return the trial that one of the operator's own cases makes, or None where it is
         refused."""
-        draw = RecordedDraw(
-            self.device,
-            self.dtype,
-            source=self.source(check, 0),
-            layouts=("contiguous",),
-            values=("normal",),
+        place = self.op.cases.index(case)
+        args = self._declared(
+            asked_inputs.made, self.implementation, place, self.device, self.dtype, self.seed
         )
-        generator = torch.Generator().manual_seed(self.seed)
-        inputs = case.make(self.device, self.dtype, generator)
-        return self._accepted(inputs, draw, case.name)
+        if args is None:
+            return None
+        options = {
+            "device": self.device,
+            "dtype": self.dtype,
+            "layouts": ("contiguous",),
+            "values": ("normal",),
+        }
+        return Trial(args, self._resumed(options, check, 0, None), case.name)
 
     def redrawn(self, trial: Trial) -> Trial | None:
         """Draw ``trial`` again with contiguous tensors and other seeds for all values."""
@@ -210,21 +224,7 @@ class Subject:
             choices[place] += 1
         return self.draw("redrawn", 0, ("contiguous",), ("normal",), choices, trial.draw.max_numel)
 
-    def _accepted(self, inputs: Inputs, draw: RecordedDraw, title: str) -> Trial | None:
-        try:
-            args = self.op.bind(inputs)
-            self.op.validate(*args)
-        except (FuselabError, TypeError):
-            return None
-        # An operator that overwrites such a tensor refuses it; the check "shared memory" covers
-        # that.
-        if any(map(overlaps_itself, self.op.mutated(args))):
-            return None
-        if dispatch.why_not(self.op, self.implementation, args) is not None:
-            return None
-        return Trial(args, draw, title)
-
-    def small_cases(self) -> list[Case]:
+    def small_cases(self) -> list[CaseFacts]:
         """Return the cases to check: those tagged ``boundary``, or in a full check on a GPU all
         that are not huge.
 
@@ -239,20 +239,6 @@ class Subject:
             or [case for case in cases if not case.tags & timed]
             or cases[:1]
         )
-
-    def _vary_a_case(self, draw: RecordedDraw) -> Inputs:
-        """Return a case's inputs with drawn values and layouts, for an operator without
-        ``draw``."""
-        case = draw.choice(self.small_cases())
-        made = case.make(torch.device("cpu"), self.dtype, torch.Generator().manual_seed(self.seed))
-
-        def vary(value: Any) -> Any:
-            if isinstance(value, Tensor) and value.is_floating_point():
-                return draw.tensor(*value.shape, dtype=value.dtype)
-            return value.to(self.device) if isinstance(value, Tensor) else value
-
-        values = mapped(vary, list(made.kwargs.values()))
-        return Inputs(tuple(mapped(vary, made.args)), dict(zip(made.kwargs, values, strict=True)))
 
     def differentiable(self, args: Sequence[Any]) -> list[int]:
         """Return the places of the tensors that can have a gradient."""

@@ -10,15 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fuselab.errors import summary
+from fuselab.op import tensors_in
 from fuselab.prove.accuracy import Bar
-from fuselab.prove.arguments import at, filled, tensor_names
+from fuselab.prove.arguments import tensor_names
+from fuselab.prove.asked_calls import with_gradients
 from fuselab.prove.draw import shrink
-from fuselab.prove.outputs import output_names, outputs_in, pulled_back
+from fuselab.prove.held import CandidateError, RemoteError, is_a, results, runs_kernels, said
+from fuselab.prove.outputs import output_names
 from fuselab.prove.result import Result, Verdict
 from fuselab.prove.subject import Subject, Trial
-
-Results = list[Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ class Outcome:
     """The outcome of one trial: ``problem``, or none.
 
     ``refused`` is the text of a clear refusal, which is no failure. ``untried`` means that the
-    question has no meaning for these inputs.
+    question has no meaning for these inputs. ``not_judged`` says why the trial could not give an
+    answer; it makes the whole check NOT JUDGED, unless another trial fails. ``tries`` bounds the
+    search for a smaller case where each try is dear.
     """
 
     problem: str | None = None
@@ -35,6 +37,8 @@ class Outcome:
     refused: str | None = None
     share_of_bar: float = 0.0
     untried: bool = False
+    not_judged: str | None = None
+    tries: int | None = None
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,8 @@ class Check:
     trials. ``applies(subject)`` returns None, or a verdict and the reason why the check cannot be
     made. ``source`` is where trials come from; ``shrink_tries`` bounds the search for the smallest
     failing case. With ``once``, --quick makes the check in the first dtype only. With ``turns``,
-    layouts and values are taken in turn instead of by chance.
+    layouts and values are taken in turn instead of by chance. With ``non_empty``, inputs without
+    elements are drawn anew.
     """
 
     name: str
@@ -60,8 +65,11 @@ class Check:
     shrink_tries: int = 60
     once: bool = False
     turns: bool = False
+    non_empty: bool = False
 
 
+_TRIES_AFTER_A_DEATH = 12  # each starts a process, which takes up to a second
+_DRAWS = 20  # how often a trial of a ``non_empty`` check is drawn anew
 LEAST_SHARE = 0.25  # the share of a check's trials that is run even after its time has ended
 
 
@@ -77,6 +85,7 @@ def run_check(
     if refusal is not None:
         return Result(check.name, refusal[0], refusal[1])
     tried, untried, refused, planned, unsupported = 0, 0, None, 0, 0
+    not_judged = None
     worst = Outcome()
     count = planned_trials(subject, check)
     least = max(1, round(count * LEAST_SHARE))
@@ -91,6 +100,9 @@ def run_check(
         if outcome.untried:
             untried += 1
             continue
+        if outcome.not_judged is not None:
+            not_judged = outcome.not_judged
+            continue
         if outcome.refused is not None:
             refused = outcome.refused
             continue
@@ -99,6 +111,8 @@ def run_check(
             worst = outcome
         if outcome.problem is not None:
             return _failure(subject, check, label, trial, outcome, tried)
+    if not_judged is not None:
+        return Result(check.name, Verdict.NOT_JUDGED, not_judged, unsupported=unsupported)
     if tried == 0:
         if refused is not None:
             return Result(check.name, Verdict.PASS, refused)
@@ -126,24 +140,18 @@ def planned_trials(subject: Subject, check: Check) -> int:
 
 
 def attempt(subject: Subject, check: Check, trial: Trial) -> Outcome:
-    """Run one trial, turning any exception into a problem.
-
-    An error that its kernels meet after the call returned is a problem too. If the call leaves
-    another CUDA stream current, the former one is restored.
-    """
-    stream = torch.cuda.current_stream(subject.device) if subject.device.type == "cuda" else None
+    """Run one trial, turning any exception and any end of the candidate's process into a
+    problem."""
     try:
-        outcome = check.trial(subject, trial)
-        if stream is not None:
-            torch.cuda.synchronize(subject.device)
-        return outcome
+        return check.trial(subject, trial)
     except torch.OutOfMemoryError:
         raise
+    except CandidateError as fault:
+        return Outcome(str(fault), tries=0 if fault.hangs else _TRIES_AFTER_A_DEATH)
     except Exception as error:
-        return Outcome(f"raised {summary(error, 200)}")
-    finally:
-        if stream is not None:
-            torch.cuda.set_stream(stream)
+        if is_a(error, torch.OutOfMemoryError):
+            raise torch.OutOfMemoryError(str(error)) from error
+        return Outcome(f"raised {said(error, 200)}")
 
 
 def _trials(subject: Subject, check: Check, case: str | None) -> Any:
@@ -158,17 +166,25 @@ def _trials(subject: Subject, check: Check, case: str | None) -> Any:
         yield case, _replay(subject, check, [int(choice) for choice in case.split(".")])
         return
     for index in range(planned_trials(subject, check)):
-        yield (
-            None,
-            subject.draw(
-                check.name,
-                index,
-                check.layouts,
-                check.values,
-                max_numel=check.max_numel,
-                turn=index if check.turns else None,
-            ),
+        yield None, _drawn(subject, check, index)
+
+
+def _drawn(subject: Subject, check: Check, index: int) -> Trial | None:
+    """Draw the trial with this index, anew where the check needs elements and there are none."""
+    trial = None
+    for again in range(_DRAWS if check.non_empty else 1):
+        found = subject.draw(
+            check.name,
+            index + again * (1 << 20),
+            check.layouts,
+            check.values,
+            max_numel=check.max_numel,
+            turn=index if check.turns else None,
         )
+        trial = found or trial
+        if found is not None and all(tensor.numel() for tensor in tensors_in(found.args)):
+            return found
+    return trial
 
 
 def _replay(subject: Subject, check: Check, choices: Sequence[int]) -> Trial | None:
@@ -181,12 +197,12 @@ def _failure(
     subject: Subject, check: Check, label: str | None, trial: Trial, outcome: Outcome, tried: int
 ) -> Result:
     """Return the failure with its smallest case; an operator's own case is not shrunk."""
-    if check.source == "draws" and still_answers(subject.device):
+    if check.source == "draws" and still_answers(subject):
         smallest = (trial, outcome)
 
         def fails(choices: Sequence[int]) -> Sequence[int] | None:
             nonlocal smallest
-            replayed = _replay(subject, check, choices) if still_answers(subject.device) else None
+            replayed = _replay(subject, check, choices) if still_answers(subject) else None
             if replayed is None:
                 return None
             found = attempt(subject, check, replayed)
@@ -196,8 +212,11 @@ def _failure(
                 smallest = (replayed, found)
             return list(replayed.draw.choices)
 
-        choices = shrink(trial.draw.choices, fails, check.shrink_tries)
-        if smallest[0].draw.choices != choices and still_answers(subject.device):
+        tries = check.shrink_tries
+        if outcome.tries is not None:
+            tries = min(tries, outcome.tries)
+        choices = shrink(trial.draw.choices, fails, tries)
+        if smallest[0].draw.choices != choices and still_answers(subject):
             replayed = _replay(subject, check, choices)
             if replayed is not None:
                 again = attempt(subject, check, replayed)
@@ -226,16 +245,17 @@ def _failure(
     )
 
 
-def still_answers(device: torch.device) -> bool:
-    """Return whether a device still runs kernels; an illegal access ends its context for good."""
-    if device.type != "cuda":
+def still_answers(subject: Subject) -> bool:
+    """Return whether the candidate still runs kernels, in a fresh process where that is needed and
+    possible."""
+    if subject.device.type != "cuda":
         return True
     try:
-        torch.cuda.synchronize(device)
-        torch.rand(1, device=device).item()
-    except RuntimeError:
-        return False
-    return True
+        if subject.candidate.ask(runs_kernels, subject.device):
+            return True
+    except (CandidateError, RemoteError):
+        pass
+    return subject.candidate.renew()
 
 
 def judged(
@@ -258,26 +278,6 @@ def judged(
     return Outcome(problem, worst.ours_ulp, worst.eager_ulp, share_of_bar=worst.share_of_bar)
 
 
-def with_gradients(
-    function: Callable[..., Any], places: Sequence[int], values: Sequence[Any]
-) -> Results:
-    """Return the outputs and the gradients of the tensors at ``places``.
-
-    ``values`` are the arguments followed by the tuple of upstream gradients.
-    """
-    *args, upstream = values
-    leaves = as_leaves(args, places)
-    outputs = outputs_in(function(*leaves))
-    grads = pulled_back(outputs, at(leaves, places), upstream)
-    return [*(output.detach() for output in outputs), *grads]
-
-
-def as_leaves(args: Sequence[Any], places: Sequence[int]) -> list[Any]:
-    """Return the arguments with fresh leaves (same memory, same strides) at ``places``."""
-    leaves = [tensor.detach().requires_grad_() for tensor in at(args, places)]
-    return filled(args, places, leaves)
-
-
 def has_gradient(subject: Subject) -> tuple[Verdict, str] | None:
     """Return None, or the verdict on a check of gradients of an operator without any."""
     return None if subject.op.gradient is not None else (Verdict.SKIPPED, "it declares no gradient")
@@ -285,19 +285,19 @@ def has_gradient(subject: Subject) -> tuple[Verdict, str] | None:
 
 def call_bar(
     subject: Subject, trial: Trial, upstream: Sequence[Tensor] | None = None
-) -> tuple[Bar, Callable[[Callable[..., Any]], Results]]:
-    """Return the bar for a call, and a function of ``subject.call``, or its like, that makes the
-    call and returns what is judged.
+) -> tuple[Bar, tuple[Any, ...]]:
+    """Return the bar for a call, and what to ask the candidate for, a procedure and its arguments,
+    to get what is judged.
 
     These are the outputs and, if the operator has a gradient, every gradient under ``upstream``,
     which is drawn if it is None.
     """
     args = trial.args
     if subject.op.gradient is None:
-        return subject.bar(args), lambda function: [*outputs_in(function(*args))]
-    places, reference = subject.differentiable(args), subject.op.reference
+        return subject.bar(args), (results, *args)
+    places = subject.differentiable(args)
     values = [*args, subject.upstream(trial) if upstream is None else tuple(upstream)]
     names = tensor_names(subject.op, args)
     labels = [*output_names(subject.op), *(f"gradient of {names[place]}" for place in places)]
-    bar = Bar(lambda values: with_gradients(reference, places, values), values, labels)
-    return bar, lambda function: with_gradients(function, places, values)
+    bar = subject.bar_for(values, labels, with_gradients, places)
+    return bar, (with_gradients, places, values)

@@ -1,0 +1,114 @@
+"""Procedures for the process that holds the reference: the operator's facts, and valid inputs.
+
+They call what the operator declares (``draw``, ``validate``, ``supports``, ``autocast``, the cases)
+and never an implementation.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import ArgumentError, FuselabError
+from fuselab.op import Inputs
+from fuselab.prove.arguments import mapped
+from fuselab.prove.draw import RecordedDraw
+from fuselab.prove.facts import facts_of
+from fuselab.prove.held import Held
+from fuselab.runtime import dispatch
+from fuselab.runtime.dispatch.overlap import overlaps_itself
+
+
+def operator_facts(held: Held) -> dict[str, Any]:
+    """Return the operator's ``Facts`` as plain values."""
+    return facts_of(held.op).plain()
+
+
+def drawn(
+    held: Held,
+    implementation: str,
+    options: Mapping[str, Any],
+    source: str,
+    names: str | None,
+    varied: Sequence[str],
+    case_seed: int,
+) -> dict[str, Any] | None:
+    """Draw the arguments of one trial, and return them with the state of the draw; None where the
+    reference or the implementation refuses them.
+
+    ``options`` are those of ``RecordedDraw``, ``source`` and ``names`` seed its random sources. An
+    operator without ``draw`` varies the cases named in ``varied``, made from ``case_seed``.
+    """
+    draw = RecordedDraw(
+        **options,
+        source=random.Random(source),
+        names=None if names is None else random.Random(names),
+    )
+    try:
+        if held.op.draw is not None:
+            inputs = held.op.draw(draw)
+        else:
+            inputs = _vary_a_case(held, draw, varied, case_seed)
+    except ArgumentError:  # the reference accepts nothing that was drawn
+        return None
+    args = accepted(held, implementation, inputs)
+    return None if args is None else {"args": args, "state": draw.state()}
+
+
+def _vary_a_case(held: Held, draw: RecordedDraw, names: Sequence[str], seed: int) -> Inputs:
+    """Return a case's inputs with drawn values and layouts, for an operator without ``draw``."""
+    case = draw.choice([case for case in held.op.cases if case.name in names])
+    made = case.make(torch.device("cpu"), draw.dtype, torch.Generator().manual_seed(seed))
+
+    def vary(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return draw.tensor(*value.shape, dtype=value.dtype)
+        return value.to(draw.device) if isinstance(value, Tensor) else value
+
+    values = mapped(vary, list(made.kwargs.values()))
+    return Inputs(tuple(mapped(vary, made.args)), dict(zip(made.kwargs, values, strict=True)))
+
+
+def made(
+    held: Held, implementation: str, place: int, device: torch.device, dtype: torch.dtype, seed: int
+) -> tuple[Any, ...] | None:
+    """Return the arguments of the operator's case at ``place``, or None where they are refused."""
+    generator = torch.Generator().manual_seed(seed)
+    return accepted(held, implementation, held.op.cases[place].make(device, dtype, generator))
+
+
+def accepted(held: Held, implementation: str, inputs: Inputs) -> tuple[Any, ...] | None:
+    """Return the bound arguments, or None where the operator or the implementation refuses them."""
+    try:
+        args = held.op.bind(inputs)
+        held.op.validate(*args)
+    except (FuselabError, TypeError):
+        return None
+    # An operator that overwrites such a tensor refuses it; the check "shared memory" covers that.
+    if any(map(overlaps_itself, held.op.mutated(args))):
+        return None
+    if dispatch.why_not(held.op, implementation, args) is not None:
+        return None
+    return args
+
+
+def refusal_of(held: Held, args: Sequence[Any]) -> str | None:
+    """Return why the operator does not take ``args``, or None if it does."""
+    try:
+        held.op.validate(*args)
+    except (FuselabError, RuntimeError, TypeError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def autocast_refusal(
+    held: Held, implementation: str, autocast_dtype: torch.dtype, args: Sequence[Any]
+) -> str | None:
+    """Return why the implementation does not take what autocast makes of ``args``, or None."""
+    if held.op.autocast is None or held.op.mutates:
+        return None
+    return dispatch.why_not(held.op, implementation, held.op.autocast(autocast_dtype, *args))

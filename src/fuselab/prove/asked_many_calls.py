@@ -1,0 +1,141 @@
+"""Procedures for a candidate's process: many calls in a row, from two threads, in every grad mode.
+
+They return the results of all calls, stacked, so that the judge compares the bits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.prove.arguments import mapped
+from fuselab.prove.asked_calls import with_gradients
+from fuselab.prove.held import results
+from fuselab.prove.process_state import quick_thread_switches
+
+Function = Callable[..., Any]
+Results = list[Tensor | None]
+Stacks = list[Tensor | None]  # one per result, of the results of several calls
+
+
+def call(
+    function: Function,
+    places: Sequence[int] | None,
+    args: Sequence[Any],
+    upstream: Sequence[Tensor] | None,
+) -> Results:
+    """Return the results of a call, with the gradients of the tensors at ``places`` unless that is
+    None."""
+    if places is None:
+        return [*results(function, *args)]
+    return with_gradients(function, places, [*args, tuple(upstream or ())])
+
+
+def in_turns(
+    function: Function,
+    several: Sequence[Sequence[Any]],
+    turns: Sequence[int],
+    places: Sequence[int] | None,
+    upstream: Sequence[Tensor] | None,
+    patience_s: float,
+) -> dict[str, Any]:
+    """Call once on each of ``several`` lists of arguments, then on that which ``turns`` names for
+    each further call.
+
+    Returns the stacked results of each list (``stacks``), how many of the turns were made within
+    ``patience_s`` seconds (``made``), and whether results came and went (``uneven``).
+    """
+    kept = [[call(function, places, args, upstream)] for args in several]
+    begin, made = time.monotonic(), 0
+    for turn in turns:
+        kept[turn].append(call(function, places, several[turn], upstream))
+        made += 1
+        if made % 64 == 0 and time.monotonic() - begin > patience_s:
+            break
+    stacks = [_stacked(one) for one in kept]
+    return {
+        "stacks": [one or [] for one in stacks],
+        "made": made,
+        "uneven": any(one is None for one in stacks),
+    }
+
+
+def _stacked(runs: Sequence[Results]) -> Stacks | None:
+    """Return the results of equal calls, stacked; None where one is missing in some of them, or has
+    another shape or dtype."""
+    stacks: Stacks = []
+    for column in zip(*runs, strict=True):
+        given = [one.detach() for one in column if one is not None]
+        if len(given) not in (0, len(column)) or len({(x.shape, x.dtype) for x in given}) > 1:
+            return None
+        stacks.append(torch.stack(given) if given else None)
+    return stacks
+
+
+def from_threads(
+    function: Function,
+    several: Sequence[Sequence[Any]],
+    count: int,
+    places: Sequence[int] | None,
+    upstream: Sequence[Tensor] | None,
+) -> list[Stacks | None]:
+    """Call on each of ``several`` lists of arguments once alone, then ``count`` times from a thread
+    for each; return the stacked results of each list, None where they came and went.
+
+    Raises the first error of a thread.
+    """
+    found = [[call(function, places, args, upstream)] for args in several]
+    errors: list[Exception] = []
+    start = threading.Barrier(len(several))
+
+    def work(place: int) -> None:
+        try:
+            start.wait()
+            for _ in range(count):
+                found[place].append(call(function, places, several[place], upstream))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(several))]
+    with quick_thread_switches():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+    return [_stacked(runs) for runs in found]
+
+
+_MODES = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "enable_grad": torch.enable_grad,
+}
+
+
+def under_mode(
+    function: Function, mode: str, made_in_inference: bool, args: Sequence[Any]
+) -> list[Results]:
+    """Return the results of two calls under a grad mode, the second of which may run a launch plan;
+    with ``made_in_inference`` of arguments that were made in inference mode."""
+    if made_in_inference:
+        with torch.inference_mode():
+            args = mapped(_made_here, args)
+    found: list[Results] = []
+    for _ in range(2):
+        with _MODES[mode]():
+            found.append([one.clone() for one in results(function, *args)])
+    return found
+
+
+def _made_here(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return copy.copy_(value) if 0 not in value.stride() else value.clone()

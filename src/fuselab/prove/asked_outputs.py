@@ -1,0 +1,255 @@
+"""Procedures for a candidate's process: what kind of tensors a call returns, and how long they
+live. What they find is that process's own word."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fuselab.op import tensors_in
+from fuselab.prove.arguments import differentiable, mapped, needed, tensor_names
+from fuselab.prove.asked_calls import with_gradients
+from fuselab.prove.held import Held, results
+from fuselab.prove.outputs import as_declared, output_names, outputs_in
+from fuselab.runtime.dispatch.overlap import overlaps_itself
+
+_LEAK_BYTES = 96  # per call; a kept tensor of one element takes 200 and more
+_SLACK_BYTES = 1 << 16  # of a storage beyond the elements that a result needs
+NO_COUNT = "this machine's C library does not tell how much memory is in use"
+
+
+def undeclared(held: Held, args: Sequence[Any], upstream: Sequence[Tensor] | None) -> str | None:
+    """Return the first fault in the type, the strides or the storage of an output or, where there
+    is an ``upstream`` gradient, of a gradient; None if there is none."""
+    op = held.op
+    raw = getattr(torch.ops, op.namespace)
+    forward = getattr(raw, op.short_name).default
+    values = (*args, held.implementation)
+    promised = _promised(forward, values)
+    names = [f"the {name}" for name in output_names(op)]
+    for how, call in (
+        ("", lambda: forward(*values)),
+        # The second call of the public function may run a launch plan.
+        ("", lambda: held(*args)),
+        (" of the second call", lambda: held(*args)),
+    ):
+        problem = _first_problem(names, outputs_in(call()), promised)
+        if problem is not None:
+            return problem + how
+    if upstream is None:
+        return None
+    problem = _gradient_problem(held, args, upstream, raw)
+    if problem is not None:
+        return problem
+    places, arguments = differentiable(op, args), tensor_names(op, args)
+    found = with_gradients(held, places, [*args, tuple(upstream)])
+    labels = [*names, *(f"the gradient of {arguments[place]}" for place in places)]
+    return _first_problem(labels, found)
+
+
+def _gradient_problem(
+    held: Held, args: Sequence[Any], upstream: Sequence[Tensor], raw: Any
+) -> str | None:
+    """Return what is wrong with the gradients that the raw backward returns, or None."""
+    op = held.op
+    assert op.gradient is not None
+    output = held(*args)
+    gradients = as_declared(op, outputs_in(output), upstream)
+    saved = op.gradient.save(output, *args)
+    backward = getattr(raw, f"{op.short_name}_backward").default
+    values = (needed(op, args), *tensors_in((gradients,)), *saved, held.implementation)
+    given, promised = backward(*values), _promised(backward, values)
+    count = len(outputs_in(given))
+    return _first_problem(
+        [f"gradient {place}" for place in range(count)], outputs_in(given), promised
+    )
+
+
+def _promised(overload: Any, values: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Return what the fake implementation of a raw operator gives for these values."""
+    with FakeTensorMode() as mode:
+        faked = mapped(
+            lambda value: mode.from_tensor(value) if isinstance(value, Tensor) else value, values
+        )
+        return outputs_in(overload(*faked))
+
+
+def _first_problem(
+    names: Sequence[str],
+    results: Sequence[Tensor | None],
+    promised: Sequence[Tensor] | None = None,
+) -> str | None:
+    """Return the first fault in type, storage or strides, or None."""
+    for place, (name, result) in enumerate(zip(names, results, strict=True)):
+        if result is None:
+            continue
+        if type(result) is not Tensor:
+            return f"{name} is a {type(result).__name__}, which is no plain torch.Tensor"
+        if overlaps_itself(result):
+            return f"{name} has elements that share memory (strides {result.stride()})"
+        if promised is None:
+            continue
+        problem = _unlike(result, promised[place])
+        if problem is not None:
+            return f"{name} {problem}"
+        excess = result.untyped_storage().nbytes() - _extent(result) * result.element_size()
+        if excess > _SLACK_BYTES + result.nbytes:
+            return f"{name} of {result.nbytes} bytes keeps {excess} more bytes alive"
+    return None
+
+
+def _extent(tensor: Tensor) -> int:
+    """Return how many elements of memory a tensor spans."""
+    if tensor.numel() == 0:
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps)
+
+
+def _unlike(result: Tensor, promised: Tensor) -> str | None:
+    """Return how a result differs from what ``fake`` promises, or None."""
+    if result.shape != promised.shape or result.dtype != promised.dtype:
+        return (
+            f"is {result.dtype} of shape {list(result.shape)}, where fake promises "
+            f"{promised.dtype} of shape {list(promised.shape)}"
+        )
+    if result.numel() < 2:
+        return None
+    dims = [dim for dim, size in enumerate(result.shape) if size > 1]
+    if [result.stride(dim) for dim in dims] != [promised.stride(dim) for dim in dims]:
+        return (
+            f"has strides {tuple(result.stride())}, where fake promises "
+            f"{tuple(promised.stride())}: torch.compile relies on them. FusedOp.fake says which "
+            "strides the implementations give (docs/contract.md)"
+        )
+    return None
+
+
+def shared_by_calls(
+    held: Held, args: Sequence[Any], upstream: Sequence[Tensor] | None, count: int
+) -> str | None:
+    """Return which of ``count`` calls return memory of an earlier call whose result is still alive,
+    or None."""
+    for make, calls, what in _calls(held, args, upstream, count):
+        alive: list[Tensor] = []
+        begins: dict[int, int] = {}
+        for number in range(calls):
+            for result in make():
+                storage = result.untyped_storage()
+                if storage.nbytes() == 0:
+                    continue
+                earlier = begins.setdefault(storage.data_ptr(), number)
+                if earlier != number:
+                    return (
+                        f"call {number + 1} returns {what} in memory of call {earlier + 1}, whose "
+                        "result is still alive"
+                    )
+                alive.append(result)
+    return None
+
+
+def leaked(
+    held: Held, args: Sequence[Any], upstream: Sequence[Tensor] | None, count: int
+) -> str | None:
+    """Return how much memory calls keep after their results are gone, or None; ``NO_COUNT`` where
+    nothing counts the memory in use.
+
+    Memory that is taken once, as by a cache, does not count; the calls of two spans of ``count``
+    must each take more.
+    """
+    in_use = memory_in_use(tensors_in(args)[0].device)
+    if in_use is None:
+        return NO_COUNT
+    for make, calls, what in _calls(held, args, upstream, count):
+        # A collection of Python's cycles takes 50 ms, so it is made where memory seems to grow.
+        growth = min(_growth(make, calls, in_use, collect=False))
+        if growth > _LEAK_BYTES * calls:
+            growth = min(_growth(make, calls, in_use, collect=True))
+        if growth > _LEAK_BYTES * calls:
+            return (
+                f"{calls} calls that return {what} keep {growth} bytes after their results are "
+                "gone, and the next ones as many again"
+            )
+    return None
+
+
+def _growth(
+    make: Callable[[], Any], count: int, in_use: Callable[[], int], collect: bool
+) -> list[int]:
+    """Return by how many bytes the memory in use grows over each of two spans of ``count`` calls,
+    after a shorter span that fills caches."""
+    readings = []
+    for calls in (count // 4, count, count):
+        for _ in range(calls):
+            make()
+        if collect:
+            gc.collect()
+        readings.append(in_use())
+    return [later - earlier for earlier, later in itertools.pairwise(readings)]
+
+
+def _calls(
+    held: Held, args: Sequence[Any], upstream: Sequence[Tensor] | None, count: int
+) -> Iterator[tuple[Callable[[], list[Tensor]], int, str]]:
+    """Yield functions that make a call and return its new tensors, each with how often to call it
+    and what it returns."""
+    yield lambda: results(held, *args), count, "a result"
+    if upstream is not None:
+        places = differentiable(held.op, args)
+        # A gradient may be the upstream gradient itself, which lives in the caller.
+        known = {one.untyped_storage().data_ptr() for one in upstream}
+
+        def gradients() -> list[Tensor]:
+            found = with_gradients(held, places, [*args, tuple(upstream)])
+            return [
+                result
+                for result in found
+                if result is not None and result.untyped_storage().data_ptr() not in known
+            ]
+
+        yield gradients, count // 2, "gradients"
+
+
+class _MallocInfo(ctypes.Structure):
+    """The struct mallinfo2 of the GNU C library, whose fields are sizes in bytes or counts."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+@functools.cache
+def _mallinfo() -> Callable[[], _MallocInfo] | None:
+    """Return the C library's mallinfo2, or None where it has none (other than glibc 2.33)."""
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if function is not None:
+        function.restype = _MallocInfo
+    return function
+
+
+def memory_in_use(device: torch.device) -> Callable[[], int] | None:
+    """Return a function that counts the bytes in use on ``device``, by PyTorch's caching allocator
+    or the C library's; None where nothing counts them."""
+    if device.type == "cuda":
+        return lambda: torch.cuda.memory_allocated(device)
+    mallinfo = _mallinfo()
+    if mallinfo is None:
+        return None
+
+    def in_use() -> int:
+        found = mallinfo()
+        return int(found.uordblks) + int(found.hblkhd)
+
+    return in_use

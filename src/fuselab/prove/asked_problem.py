@@ -1,0 +1,146 @@
+"""Procedures for a problem and its answers: the convention of public kernel sets.
+
+A problem's file has ``Model`` (an ``nn.Module``), ``get_inputs()`` and, where the model takes
+arguments, ``get_init_inputs()``. An answer's file has ``ModelNew``, which takes the same.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fuselab.errors import TargetError
+from fuselab.prove.arguments import mapped
+from fuselab.prove.load import import_file
+
+PROBLEM, ANSWER = "Model", "ModelNew"
+
+
+@dataclass
+class HeldModel:
+    """A file with a model, and the model that was built of it."""
+
+    path: str
+    module: Any
+    name: str
+    model: nn.Module | None = None
+    wide: nn.Module | None = None  # a copy in float64
+    function: Callable[..., Any] | None = None  # what is timed
+    args: list[Any] = field(default_factory=list)
+    output: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the model."""
+        assert self.model is not None
+        return self.model(*args)
+
+
+def load_model(spec: str, name: str) -> HeldModel:
+    """Import a file with the class ``name``. Raises TargetError where it has none, or raises."""
+    path = Path(spec)
+    module = import_file(path)
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise TargetError(f"{path}: no nn.Module is called {name}.")
+    if name == PROBLEM and not callable(getattr(module, "get_inputs", None)):
+        raise TargetError(f"{path}: no function is called get_inputs.")
+    return HeldModel(spec, module, name)
+
+
+def problem_inputs(held: HeldModel, seed: int, device: torch.device) -> list[Any]:
+    """Return the inputs that the problem's file makes after this seed."""
+    torch.manual_seed(seed)
+    return _placed(held.module.get_inputs(), device)
+
+
+def initial_inputs(held: HeldModel, seed: int) -> list[Any]:
+    """Return the arguments of the model's constructor."""
+    torch.manual_seed(seed)
+    make = getattr(held.module, "get_init_inputs", None)
+    return [] if make is None else list(make())
+
+
+def build(
+    held: HeldModel,
+    initial: Sequence[Any],
+    seed: int,
+    device: torch.device,
+    state: dict[str, Tensor] | None,
+) -> dict[str, Tensor]:
+    """Build the model from its constructor's arguments after this seed, and return its state.
+
+    A ``state`` with the same names and shapes is loaded; otherwise equal seeds must make equal
+    parameters.
+    """
+    torch.manual_seed(seed)
+    held.model = getattr(held.module, held.name)(*initial).to(device)
+    held.wide = held.function = None
+    own = held.model.state_dict()
+    if state is not None and {name: one.shape for name, one in own.items()} == {
+        name: one.shape for name, one in state.items()
+    }:
+        held.model.load_state_dict(state)
+    return {name: one.detach() for name, one in held.model.state_dict().items()}
+
+
+def model_results(held: HeldModel, seed: int, values: Sequence[Any]) -> list[Tensor]:
+    """Return the outputs for arguments, of which the last is the dtype of the arithmetic: float64
+    asks a copy of the model in float64, any other the model as it is."""
+    *args, dtype = values
+    assert held.model is not None
+    model = held.model
+    if dtype == torch.float64:
+        held.wide = held.wide or copy.deepcopy(model).double()
+        model = held.wide
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        return _tensors(model(*args))
+
+
+def prepare(held: HeldModel, args: Sequence[Any], compiled: bool) -> None:
+    """Keep the arguments of the calls that will be timed, and make the first call."""
+    assert held.model is not None
+    held.args, held.function = list(args), held.model
+    if compiled:
+        held.function = torch.compile(held.model)
+    with torch.no_grad():
+        held.output = _tensors(held.function(*held.args))
+
+
+def timed_call(held: HeldModel, place: int, index: int, value: float) -> None:
+    """Write one number into the kept arguments, call, and keep the outputs."""
+    no_call(held, place, index, value)
+    assert held.function is not None
+    with torch.no_grad():
+        held.output = _tensors(held.function(*held.args))
+
+
+def no_call(held: HeldModel, place: int, index: int, value: float) -> None:
+    """Write one number into the kept arguments; the rest of a ``timed_call`` is the model."""
+    write_number(held.args, place, index, value)
+
+
+def write_number(args: Sequence[Any], place: int, index: int, value: float) -> None:
+    """Write a number into an element of the argument at ``place``; -1 writes nothing."""
+    if place >= 0:
+        args[place].view(-1)[index] = value
+
+
+def last_output(held: HeldModel) -> list[Tensor]:
+    """Return the outputs of the last call."""
+    return held.output
+
+
+def _placed(args: Sequence[Any], device: torch.device) -> list[Any]:
+    return mapped(lambda one: one.to(device) if isinstance(one, Tensor) else one, list(args))
+
+
+def _tensors(returned: Any) -> list[Tensor]:
+    flat, _ = torch.utils._pytree.tree_flatten(returned)
+    return [one.detach() if type(one) is Tensor else one for one in flat]

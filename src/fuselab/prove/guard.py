@@ -1,0 +1,91 @@
+"""Notice, and undo, that what an operator declares replaces functions by which it is judged.
+
+The process that holds the reference imports the user's file, as it must. A file that replaces
+``torch.nn.functional.silu`` there would make the reference compute what its kernel computes. This
+guard compares the functions and classes of the modules that a reference may call with those before
+the import, after the import and after every answer. It is code in the same process, so it stops
+what a file does openly, and not what hides from it; docs/threat_model.md says so.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+_MODULES = (
+    *("torch", "torch._C._nn", "torch._C._linalg", "torch._C._special", "torch._C._fft"),
+    *("torch.nn.functional", "torch.linalg", "torch.special", "torch.fft", "torch.autograd"),
+    *("torch.func", "torch.library", "torch.random", "torch.testing", "torch.utils._pytree"),
+)
+
+
+class Guard:
+    """The functions and classes of the modules that matter, as they are when it is made."""
+
+    def __init__(self) -> None:
+        self._before = [(holder, _functions(holder)) for holder in _holders()]
+        self._kernels, self._modes = _kernels_of_torch(), _modes()
+
+    def undo(self) -> list[str]:
+        """Put back what was replaced since, and return the names.
+
+        A kernel of PyTorch's own operators and a mode cannot be put back; they are named once.
+        """
+        replaced = []
+        for holder, functions in self._before:
+            now = vars(holder)
+            for name, value in functions.items():
+                if now.get(name) is not value:
+                    replaced.append(f"{_name(holder)}.{name}")
+                    setattr(holder, name, value)
+        kernels, modes = _kernels_of_torch(), _modes()
+        replaced += [f"the kernel of {name}" for name in sorted(kernels - self._kernels)]
+        if modes != self._modes:
+            replaced.append("the mode that torch's operators run under")
+        self._kernels, self._modes = kernels, modes
+        return replaced
+
+
+def _holders() -> Iterator[Any]:
+    yield from (sys.modules[name] for name in _MODULES if name in sys.modules)
+    yield from (builtins, math, torch.Tensor)
+    yield from (
+        module for name, module in list(sys.modules.items()) if name.startswith("fuselab.prove.")
+    )
+
+
+def _functions(holder: Any) -> dict[str, Callable[..., Any]]:
+    return {
+        name: value
+        for name, value in vars(holder).items()
+        if callable(value) and not isinstance(value, ModuleType) and name != "__class__"
+    }
+
+
+def _modes() -> list[Any]:
+    return [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+
+
+def _kernels_of_torch() -> set[str]:
+    """Return the kernels of PyTorch's own operators that were registered from Python and compute.
+
+    PyTorch itself registers others late: those of shapes, and those that vmap takes apart.
+    """
+    computing = ("/CPU", "/CUDA", "Autograd", "AutogradCPU", "AutogradCUDA")
+    return {
+        key
+        for key in map(str, torch.library._impls)
+        if key.startswith("aten/") and key.endswith(computing)
+    }
+
+
+def _name(holder: Any) -> str:
+    return "torch.Tensor" if holder is torch.Tensor else str(holder.__name__)

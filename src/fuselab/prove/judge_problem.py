@@ -1,0 +1,400 @@
+"""``fuselab judge``: one verdict on each answer to a problem, every answer in a process of its own.
+
+A problem defines ``Model`` and its inputs, an answer ``ModelNew``. An answer is right if its
+outputs meet the bar of ``fuselab.prove.accuracy`` on inputs drawn after several seeds, if it writes
+to none of them, and if the output of any timed call is right.
+
+The judge holds the clock. A timed call is a question to the answer's process; what a question costs
+without a call is measured beside it and subtracted. Every call has another number in its inputs,
+and after some calls, chosen at random once they have ended, the judge takes the outputs and judges
+them. What taking them costs more the first time than the second is part of the call's time, so that
+a call which only computes when it is asked gains nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import ArgumentError, TargetError
+from fuselab.measure.statistics import significant
+from fuselab.measure.verdict import verdict
+from fuselab.prove import asked_problem
+from fuselab.prove.accuracy import Bar
+from fuselab.prove.arguments import copy_of_storage, mapped
+from fuselab.prove.asked_calls import each
+from fuselab.prove.asked_memory import arguments_after, storage_bytes
+from fuselab.prove.asked_problem import ANSWER, PROBLEM, model_results, write_number
+from fuselab.prove.held import CandidateError, RemoteError, said
+from fuselab.prove.processes import CALL_LIMIT_S, Process
+
+TRIALS = {True: 2, False: 5}  # by whether the judge is quick
+TIMING_S = {True: 1.0, False: 4.0}
+_ROUNDS = (12, 200)  # the fewest and the most
+_TAKEN = 0.25  # the share of calls whose outputs are taken and judged
+
+
+class Judgement(StrEnum):
+    """The verdict on one answer."""
+
+    RIGHT = "RIGHT"
+    WRONG = "WRONG"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The time of an answer's calls, and how it compares: a speedup above 1 is faster, ``low`` to
+    ``high`` is its interval. Times are medians in microseconds."""
+
+    median_us: float
+    against: dict[str, dict[str, Any]]
+    rounds: int
+    judged_calls: int
+
+
+@dataclass(frozen=True)
+class AnswerReport:
+    """The verdict on one answer, and why. ``kept_from`` says what its process could not do."""
+
+    candidate: str
+    verdict: Judgement
+    reason: str | None = None
+    trials: int = 0
+    share_of_bar: float = 0.0
+    ours_ulp: float = 0.0
+    eager_ulp: float = 0.0
+    speed: Speed | None = None
+    kept_from: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ProblemReport:
+    """The verdicts on all answers to a problem, in the order in which they were given."""
+
+    problem: str
+    seed: int
+    quick: bool
+    device: str
+    answers: tuple[AnswerReport, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(answer.verdict is Judgement.RIGHT for answer in self.answers)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the report as plain JSON values, as ``--json`` writes it under the common keys."""
+        return asdict(self) | {"passed": self.passed}
+
+
+class _WrongError(Exception):
+    """A sign that an answer is wrong; the message says which."""
+
+
+@dataclass
+class Problem:
+    """A problem, held by a process of its own, with what is right on each set of inputs."""
+
+    reference: Process
+    device: torch.device
+    seed: int
+    initial: list[Any] = field(default_factory=list)
+    state: dict[str, Tensor] = field(default_factory=dict)
+    trials: list[tuple[list[Any], Bar]] = field(default_factory=list)
+
+    def prepare(self, count: int) -> None:
+        """Build the model, and compute what is right on ``count`` sets of inputs.
+
+        Raises TargetError where the problem itself does not run.
+        """
+        try:
+            self.initial = self.reference.ask(asked_problem.initial_inputs, self.seed)
+            self.state = self.reference.ask(
+                asked_problem.build, self.initial, self.seed, self.device, None
+            )
+            for number in range(count):
+                args = self.reference.ask(
+                    asked_problem.problem_inputs, self.seed + number, self.device
+                )
+                self.trials.append((args, self.bar(args)))
+        except (RemoteError, CandidateError) as error:
+            raise TargetError(
+                f"{self.reference.spec}: the problem does not run: {said(error, 200)}."
+            ) from error
+
+    def bar(self, args: Sequence[Any]) -> Bar:
+        """Return the bar for the outputs of a call."""
+
+        def asked(values: Sequence[Any]) -> tuple[Any, ...]:
+            return self.seed, list(values)
+
+        found = Bar(
+            lambda values: self.reference.ask(model_results, *asked(values)),
+            # The dtype of the arithmetic is a value too, so that the bar widens it with the others.
+            [*args, torch.float32],
+            [],
+            together=lambda several: self.reference.ask(
+                each, model_results, [asked(values) for values in several]
+            ),
+        )
+        count = len(found.eager)
+        found.names = ["output"] if count == 1 else [f"output {place}" for place in range(count)]
+        return found
+
+
+def judge_problem(
+    problem: str,
+    candidates: Sequence[str],
+    device: torch.device,
+    seed: int | None = None,
+    quick: bool = False,
+    with_compile: bool = True,
+    call_limit_s: float = CALL_LIMIT_S,
+    memory_gib: float = 8.0,
+    progress: Callable[[str], None] = lambda line: None,
+) -> ProblemReport:
+    """Judge every answer to a problem, one after the other.
+
+    Args:
+        problem: a file with ``Model``, ``get_inputs`` and perhaps ``get_init_inputs``.
+        candidates: files with ``ModelNew``.
+        device: where models run.
+        seed: seeds inputs and parameters; drawn and reported if None.
+        quick: two sets of inputs and a second of timing, in place of five and four.
+        with_compile: also time torch.compile of the problem's model.
+        call_limit_s: the time for one call, five times as long for the first one.
+        memory_gib: by how much an answer's process may grow.
+        progress: called with a line for each answer.
+
+    Raises TargetError for a problem that does not run, ArgumentError for limits that are not
+    positive or a call without an answer.
+    """
+    if not call_limit_s > 0 or not memory_gib > 0:
+        raise ArgumentError("the limits of time and memory must be above 0.")
+    if not candidates:
+        raise ArgumentError("there is no answer to judge; name at least one file.")
+    for path in (problem, *candidates):
+        if not os.path.isfile(path):
+            raise TargetError(f"{path}: no such file.")
+    seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
+    with contextlib.ExitStack() as stack:
+        reference = stack.enter_context(
+            Process(problem, "reference", device, limit_s=call_limit_s, model=PROBLEM)
+        )
+        reference.start()
+        held = Problem(reference, device, seed)
+        held.prepare(TRIALS[quick])
+        others = {"eager": reference}
+        if with_compile:
+            others["compile"] = stack.enter_context(
+                Process(problem, "reference", device, limit_s=call_limit_s, model=PROBLEM)
+            )
+        answers = []
+        for path in candidates:
+            progress(f"{path}")
+            answers.append(_judge(held, others, path, quick, call_limit_s, memory_gib))
+    return ProblemReport(problem, seed, quick, str(device), tuple(answers))
+
+
+def _judge(
+    problem: Problem,
+    others: dict[str, Process],
+    path: str,
+    quick: bool,
+    call_limit_s: float,
+    memory_gib: float,
+) -> AnswerReport:
+    with tempfile.TemporaryDirectory(prefix="fuselab-judge-") as scratch:
+        sandbox = {"scratch": scratch, "memory_bytes": int(memory_gib * (1 << 30))}
+        process = Process(
+            path, "candidate", problem.device, limit_s=call_limit_s, model=ANSWER, sandbox=sandbox
+        )
+        report = AnswerReport(path, Judgement.FAILED)
+        with process:
+            try:
+                process.start()
+                report = _values(problem, process, path)
+                speed = _speed(problem, others, process, TIMING_S[quick])
+                report = _replaced(report, Judgement.RIGHT, None, speed=speed)
+            except _WrongError as wrong:
+                report = _replaced(report, Judgement.WRONG, str(wrong))
+            except TargetError as error:
+                report = _replaced(report, Judgement.FAILED, str(error))
+            except (RemoteError, CandidateError) as error:
+                told = said(error, 200)
+                text = f"raised {told}" if isinstance(error, RemoteError) else told
+                report = _replaced(report, Judgement.FAILED, text)
+            return _replaced(report, report.verdict, report.reason, kept_from=process.holds)
+
+
+def _replaced(
+    report: AnswerReport, found: Judgement, reason: str | None, **changes: Any
+) -> AnswerReport:
+    return AnswerReport(**{**_fields(report), "verdict": found, "reason": reason, **changes})
+
+
+def _fields(report: AnswerReport) -> dict[str, Any]:
+    return {name: getattr(report, name) for name in report.__dataclass_fields__}
+
+
+def _build(problem: Problem, process: Process) -> None:
+    process.ask(asked_problem.build, problem.initial, problem.seed, problem.device, problem.state)
+
+
+def _values(problem: Problem, process: Process, path: str) -> AnswerReport:
+    """Judge the answer's outputs on every set of inputs, and that it leaves the inputs alone.
+
+    Raises _WrongError.
+    """
+    _build(problem, process)
+    share = ours = eager = 0.0
+    for number, (args, bar) in enumerate(problem.trials):
+        values = [*args, torch.float32]
+        results = process.ask(model_results, problem.seed, values)
+        found = _judged(bar, results, f"set {number + 1} of the inputs")
+        if found[0] >= share:
+            share, ours, eager = found
+    args = problem.trials[0][0]
+    before = [storage_bytes(one) for one in args if isinstance(one, Tensor)]
+    values = [*args, torch.float32]
+    after = process.ask(arguments_after, model_results, 1, problem.seed, values)["tensors"]
+    for place, (one, other) in enumerate(zip(before, after, strict=True)):
+        if not torch.equal(one, storage_bytes(other)):
+            raise _WrongError(f"a call writes to input {place}")
+    return AnswerReport(path, Judgement.RIGHT, None, len(problem.trials), share, ours, eager)
+
+
+def _judged(bar: Bar, results: Sequence[Any], where: str) -> tuple[float, float, float]:
+    """Return the largest share of the bar with both errors in ulp. Raises _WrongError."""
+    if len(results) != len(bar.eager) or not all(isinstance(one, Tensor) for one in results):
+        raise _WrongError(f"{where}: returns {len(results)} outputs, the problem {len(bar.eager)}")
+    own = copy.copy(bar)  # its errors grow while it judges
+    own.eager_error = list(bar.eager_error)
+    judgements = own.judge(results)
+    for name, judgement in zip(bar.names, judgements, strict=True):
+        if judgement.problem is not None:
+            raise _WrongError(f"{where}: {name} {judgement.problem}")
+    worst = max(judgements, key=lambda one: one.share_of_bar)
+    return worst.share_of_bar, worst.ours_ulp, worst.eager_ulp
+
+
+@dataclass
+class _Clock:
+    """The judge's clock on one process: the times of its calls, and what taking outputs costs."""
+
+    process: Process
+    call_s: list[float] = field(default_factory=list)
+    late_s: list[float] = field(default_factory=list)  # how much longer the first taking takes
+
+    def call(self, change: tuple[int, int, float]) -> None:
+        """Time one question without a call, and one with it."""
+        empty = _timed(lambda: self.process.ask(asked_problem.no_call, *change))[0]
+        whole = _timed(lambda: self.process.ask(asked_problem.timed_call, *change))[0]
+        self.call_s.append(max(whole - empty, 1e-7))
+
+    def taken(self) -> list[Tensor]:
+        """Take the outputs of the last call, twice, and keep by how much the first time is
+        longer."""
+        first, results = _timed(lambda: self.process.ask(asked_problem.last_output))
+        second, _ = _timed(lambda: self.process.ask(asked_problem.last_output))
+        self.late_s.append(first - second)
+        found: list[Tensor] = results
+        return found
+
+    @property
+    def times_us(self) -> list[float]:
+        late = max(0.0, median(self.late_s)) if self.late_s else 0.0
+        return [(one + late) * 1e6 for one in self.call_s]
+
+
+def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    begin = time.perf_counter()
+    found = work()
+    return time.perf_counter() - begin, found
+
+
+def _speed(
+    problem: Problem, others: dict[str, Process], process: Process, budget_s: float
+) -> Speed:
+    """Time the answer beside the problem's own model, in rounds, and judge outputs of timed calls.
+
+    Raises _WrongError.
+    """
+    chance = random.SystemRandom()
+    args = _own_copies(problem.trials[0][0])
+    clocks = {"answer": _Clock(process), **{name: _Clock(one) for name, one in others.items()}}
+    for name, clock in clocks.items():
+        if name == "compile":
+            _build(problem, clock.process)
+        clock.process.ask(asked_problem.prepare, args, name == "compile")
+    judged = 0
+    for _ in _rounds(budget_s):
+        change = _change(args, chance)
+        write_number(args, *change)
+        order = list(clocks)
+        chance.shuffle(order)
+        taken: dict[str, list[Tensor]] = {}
+        takes = judged == 0
+        for name in order:
+            clocks[name].call(change)
+            # Decided once the call has ended, and done before a thread could end what it left.
+            if takes or chance.random() < _TAKEN:
+                taken[name] = clocks[name].taken()
+        if "answer" in taken:
+            _judged(problem.bar(args), taken["answer"], "a timed call")
+            judged += 1
+    ours = clocks["answer"].times_us
+    against = {}
+    for name in others:
+        times = clocks[name].times_us
+        found = verdict(ours, times)
+        against[name] = {
+            "median_us": significant(median(times)),
+            "outcome": str(found.outcome),
+            "speedup": significant(found.speedup),
+            "low": significant(found.low),
+            "high": significant(found.high),
+        }
+    return Speed(significant(median(ours)), against, len(ours), judged)
+
+
+def _rounds(budget_s: float) -> Iterator[int]:
+    least, most = _ROUNDS
+    begin = time.monotonic()
+    for number in range(most):
+        if number >= least and time.monotonic() - begin > budget_s:
+            return
+        yield number
+
+
+def _own_copies(args: Sequence[Any]) -> list[Any]:
+    return mapped(lambda one: copy_of_storage(one) if isinstance(one, Tensor) else one, list(args))
+
+
+def _change(args: Sequence[Any], chance: random.Random) -> tuple[int, int, float]:
+    """Return a place, an element and a number to write there: that of another element of the same
+    argument, so that the inputs stay valid; -1 as the place where no argument can change."""
+    places = [
+        place
+        for place, one in enumerate(args)
+        if isinstance(one, Tensor) and one.is_floating_point() and one.is_contiguous()
+        if one.numel()
+    ]
+    if not places:
+        return -1, 0, 0.0
+    place = chance.choice(places)
+    flat = args[place].view(-1)
+    value = float(flat[chance.randrange(flat.numel())])
+    return place, chance.randrange(flat.numel()), value

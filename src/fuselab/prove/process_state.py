@@ -1,0 +1,205 @@
+"""The state of the process that an operator must leave as it found it: threads, precision, random
+numbers, environment, warnings."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_equal = torch.equal  # bound before any operator is imported
+_TINY = torch.tensor([1e-310], dtype=torch.float64)
+# Variables that PyTorch, Triton, CUDA or OpenMP read. An import may set others.
+_STEERING = ("OMP_", "KMP_", "MKL_", "GOMP_", "ATEN_", "TORCH", "PYTORCH_", "CUDA_", "TRITON_")
+# PyTorch sets these itself when its compiler is first imported, which any call may do.
+_OF_PYTORCH = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+_BLANKET = (Warning, UserWarning, RuntimeWarning, FutureWarning)
+
+
+@dataclass(frozen=True)
+class Aspect:
+    """One part of the process's state: how to read it, and how to give it back an earlier value.
+
+    ``restore`` is None where nothing can be done, or where the judge needs nothing of it.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    restore: Callable[[Any], Any] | None = None
+
+
+def _environment(prefixes: tuple[str, ...] = ("",)) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(prefixes) and name not in _OF_PYTORCH
+    }
+
+
+def _on_cuda(read: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: read() if torch.cuda.is_available() else None
+
+
+def _blanket_filters() -> list[Any]:
+    """Return the warning filters that hide every warning of a common class.
+
+    A filter for one message or one module, as imports of libraries add them, hides little.
+    """
+    return [
+        entry
+        for entry in warnings.filters
+        if entry[0] == "ignore" and entry[1] is None and entry[3] is None and entry[2] in _BLANKET
+    ]
+
+
+def _without_filters(before: list[Any]) -> None:
+    added = [entry for entry in _blanket_filters() if entry not in before]
+    warnings.filters[:] = [entry for entry in warnings.filters if entry not in added]  # type: ignore[index]
+
+
+def _write_environment(before: dict[str, str]) -> None:
+    for name in set(_environment()) - set(before):
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def _set_precision(attribute: str) -> Callable[[Any], None]:
+    return lambda value: setattr(torch.backends.cudnn, attribute, value)
+
+
+def _restore_cuda_random_state(state: torch.Tensor | None) -> None:
+    if state is not None:
+        torch.cuda.set_rng_state(state)
+
+
+def _restore_collector(before: tuple[bool, tuple[int, int, int]]) -> None:
+    is_enabled, thresholds = before
+    gc.set_threshold(*thresholds)
+    (gc.enable if is_enabled else gc.disable)()
+
+
+_STATE = (
+    Aspect("the random number generator", torch.get_rng_state, torch.set_rng_state),
+    Aspect(
+        "CUDA's random number generator",
+        _on_cuda(lambda: torch.cuda.get_rng_state()),
+        _restore_cuda_random_state,
+    ),
+    Aspect("the number of threads", torch.get_num_threads, torch.set_num_threads),
+    Aspect("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Aspect("the default device", torch.get_default_device, torch.set_default_device),
+    Aspect("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    Aspect("inference mode", torch.is_inference_mode_enabled),
+    Aspect(
+        "deterministic mode",
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+    ),
+    Aspect(
+        "float32 matmul precision",
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    Aspect(
+        "TF32 of convolutions",
+        lambda: torch.backends.cudnn.allow_tf32,
+        _set_precision("allow_tf32"),
+    ),
+    Aspect("cuDNN's use", lambda: torch.backends.cudnn.enabled, _set_precision("enabled")),
+    Aspect("cuDNN's search", lambda: torch.backends.cudnn.benchmark, _set_precision("benchmark")),
+    Aspect("oneDNN's use", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    Aspect(
+        "anomaly detection",
+        torch.is_anomaly_enabled,
+        lambda value: torch.autograd.set_detect_anomaly(value),
+    ),
+    Aspect(
+        "autograd's threads",
+        torch.autograd.is_multithreading_enabled,
+        lambda value: torch._C._set_multithreading_enabled(value),
+    ),
+    Aspect(
+        "flush-to-zero of subnormals",
+        lambda: _TINY.mul(1.0).view(torch.int64).item() == 0,
+        torch.set_flush_denormal,
+    ),
+    Aspect("the CUDA stream", _on_cuda(lambda: torch.cuda.current_stream())),
+    Aspect("the CUDA device", _on_cuda(lambda: torch.cuda.current_device())),
+    Aspect(
+        "Python's garbage collector",
+        lambda: (gc.isenabled(), gc.get_threshold()),
+        _restore_collector,
+    ),
+    Aspect("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
+    Aspect("the switch interval of threads", sys.getswitchinterval, sys.setswitchinterval),
+    Aspect("which warnings are shown", _blanket_filters, _without_filters),
+    # An implementation that replaces one of these could falsify a measurement or a verdict.
+    Aspect("time.perf_counter", lambda: time.perf_counter),
+    Aspect("torch.equal", lambda: torch.equal),
+    Aspect("torch.isfinite", lambda: torch.isfinite),
+    Aspect("torch.autograd.grad", lambda: torch.autograd.grad),
+    Aspect("torch.cuda.synchronize", lambda: torch.cuda.synchronize),
+    Aspect("torch.cuda.Event", lambda: torch.cuda.Event),
+)
+_ENVIRONMENT = Aspect("the environment", _environment, _write_environment)
+_STEERING_ENVIRONMENT = Aspect("the environment", lambda: _environment(_STEERING))
+
+
+class ProcessState:
+    """The state of this process at one moment.
+
+    Of the environment, a call may change nothing; an import may set variables that PyTorch and what
+    it builds on do not read.
+    """
+
+    def __init__(self, of_import: bool = False) -> None:
+        aspects = (*_STATE, _STEERING_ENVIRONMENT if of_import else _ENVIRONMENT)
+        self.entries = [(aspect, aspect.read()) for aspect in aspects]
+
+    def changed(self) -> list[str]:
+        """Return the names of what has changed since."""
+        names = []
+        for aspect, before in self.entries:
+            now = aspect.read()
+            if not _same(before, now):
+                names.append(aspect.name + _which(before, now))
+        return names
+
+    def restore(self) -> None:
+        """Give back what has changed, so that later calls are judged as if it had not."""
+        for aspect, before in self.entries:
+            if aspect.restore is not None and not _same(before, aspect.read()):
+                aspect.restore(before)
+
+
+def _which(before: Any, now: Any) -> str:
+    """Return the variables of the environment that differ, as `` (A, B)``; nothing of others."""
+    if not isinstance(before, dict):
+        return ""
+    names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    return f" ({', '.join(names)})"
+
+
+def _same(before: Any, now: Any) -> bool:
+    if isinstance(before, torch.Tensor):
+        return _equal(before, now)
+    return bool(before == now)
+
+
+@contextlib.contextmanager
+def quick_thread_switches() -> Iterator[None]:
+    """Make Python switch threads every 10 us instead of every 5 ms, so that they interleave."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

@@ -1,0 +1,190 @@
+"""The process that workers fork from, and what a worker does.
+
+The server has imported torch and fuselab, and neither a candidate nor CUDA, so a worker starts in
+milliseconds where importing torch takes two seconds. It runs no tensor operation, because threads
+do not survive a fork. It answers one request at a time on its control socket: ``fork``, with the
+worker's channel and output file as descriptors, and ``status``, how a worker ended.
+
+A worker imports the operator that it is told, says so, and then answers one procedure after the
+other (``fuselab.prove.held``) until its channel closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch._decomp.decompositions_for_jvp
+import torch._dynamo
+import torch._functorch.aot_autograd
+
+from fuselab.composition import Composition
+from fuselab.errors import FuselabError
+from fuselab.prove import (  # noqa: F401 - the modules whose procedures are asked for
+    asked_calls,
+    asked_device,
+    asked_inputs,
+    asked_many_calls,
+    asked_memory,
+    asked_outputs,
+    asked_problem,
+    asked_torch,
+    check_composition,
+    sandbox,
+    wire,
+)
+from fuselab.prove.asked_problem import HeldModel, load_model
+from fuselab.prove.guard import Guard
+from fuselab.prove.held import Held, HeldWhole, Holds, answer, on_cpu
+from fuselab.prove.load import load
+
+torch.vmap(torch.neg)(torch.zeros(1, 1))  # loads what torch would load in every worker
+_PR_SET_PDEATHSIG = 1
+_STATUS_WAIT_S = 5.0
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def serve(control: socket.socket) -> None:
+    """Answer requests until the control socket closes."""
+    while True:
+        text, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 2)
+        if not text:
+            return
+        request = json.loads(text)
+        if request["ask"] == "fork":
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                channel, output = descriptors
+                _become_worker(socket.socket(fileno=channel), output)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            reply: Any = pid
+        else:
+            reply = _status_of(request["pid"])
+        control.sendall(json.dumps(reply).encode())
+
+
+def _status_of(pid: int) -> int | None:
+    """Return the exit status of a worker that ends now (negative: its signal), or None."""
+    until = time.monotonic() + _STATUS_WAIT_S
+    while time.monotonic() < until:
+        try:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    return None
+
+
+def _become_worker(channel: socket.socket, output: int) -> None:
+    """Answer procedures in this process, a fork of the server, and end it."""
+    die_with_parent()
+    os.setsid()  # what a candidate starts is ended with it
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    status = 1
+    try:
+        work(channel)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def work(channel: socket.socket) -> None:
+    """Load the operator that the first message names, then answer until the channel closes."""
+    settings = wire.receive(channel, trusted=True)
+    device: torch.device = settings["device"]
+    if settings["threads"] is not None:
+        torch.set_num_threads(settings["threads"])
+    guard = Guard() if settings["role"] == "reference" else None
+    holds: list[str] = []
+    try:
+        if settings["role"] == "candidate":
+            sandboxed = settings["sandbox"] is not None
+            holds = sandbox.enter(settings["sandbox"]) if sandboxed else sandbox.shield()
+        held = _held(settings)
+    except BaseException as error:
+        wire.send(channel, {"error": _described(error)})
+        return
+    replaced = [] if guard is None else guard.undo()
+    wire.send(channel, {"value": isinstance(held, HeldWhole), "replaced": replaced, "holds": holds})
+    while True:
+        try:
+            message = wire.receive(channel, device=device, trusted=True)
+        except EOFError:
+            return
+        number, procedure, args = message["number"], message["procedure"], message["args"]
+        try:
+            reply = {"number": number, "value": answer(held, procedure, *args)}
+            if guard is not None:
+                reply["replaced"] = guard.undo()
+            sys.stdout.flush()
+            wire.send(channel, reply)
+        except BaseException as error:
+            wire.send(channel, {"number": number, "error": _described(error)})
+
+
+def _held(settings: Mapping[str, Any]) -> Holds | HeldModel:
+    """Import the operator, the composition or the model that the settings name."""
+    implementation = settings["implementation"]
+    if settings["model"] is not None:
+        return load_model(settings["spec"], settings["model"])
+    found = load(settings["spec"])
+    if isinstance(found, Composition):
+        return HeldWhole(found, settings["role"] == "reference")
+    if settings["interpreted"]:
+        # numpy, on which the interpreter runs, warns of every overflow, and checks overflow on
+        # purpose.
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
+        found = on_cpu(found, implementation)
+    return Held(found, implementation if settings["role"] == "candidate" else None)
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    """Return the names of an error's classes and its text, as plain values."""
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    try:
+        text = str(error)
+    except BaseException:
+        text = ""
+    is_ours = isinstance(error, FuselabError)
+    return {"kinds": kinds, "text": text[:4000], "fuselab": is_ours}
+
+
+def main(descriptor: int) -> None:
+    """Serve on the control socket with this descriptor, which closes when the judge ends."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from fuselab.runtime import interpreted_libdevice
+
+        interpreted_libdevice.install()
+    with socket.socket(fileno=descriptor) as control, contextlib.suppress(ConnectionError):
+        control.sendall(json.dumps("ready").encode())
+        serve(control)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

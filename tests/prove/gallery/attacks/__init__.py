@@ -1,0 +1,1 @@
+"""Files that attack their judge, one way each; every call of theirs gives a wrong result."""

@@ -1,0 +1,170 @@
+"""The gallery's faults that show only in some calls: the two-thousandth, another thread's, one
+without gradients."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import threading
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.op import FusedOp
+from gallery import honest, wrong
+from gallery.honest import make_op
+from gallery.wrong import Exhibit
+
+EXHIBITS: list[Exhibit] = []
+caught_by = functools.partial(wrong.caught_by, exhibits=EXHIBITS)
+
+
+@caught_by("many calls")
+def race_of_one_in_three_hundred(device: str) -> FusedOp:
+    """Rarely reads an element before it is written; here every 300th call does."""
+    count = itertools.count(1)
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        if next(count) % 300 == 0 and output.numel():
+            output.view(-1)[-1] = torch.nextafter(output.view(-1)[-1], output.new_tensor(math.inf))
+        return output
+
+    return make_op("race_of_one_in_three_hundred", device, forward)
+
+
+@caught_by("many calls")
+def stale_every_two_thousandth_call(device: str) -> FusedOp:
+    """Returns the result before the last one where nobody looks that long."""
+    count, last = itertools.count(1), {}
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        before = last.get((output.shape, output.dtype), output)
+        last[output.shape, output.dtype] = output.clone()
+        return before.clone() if next(count) % 2000 == 0 else output
+
+    return make_op("stale_every_two_thousandth_call", device, forward)
+
+
+@caught_by("many calls")
+def gradient_races(device: str) -> FusedOp:
+    """The backward drops the last row's share of the bias gradient in one call of 700."""
+    count = itertools.count(1)
+
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        grad_input, grad_bias = honest.backward(needs, grad_output, *saved)
+        if next(count) % 700 == 0 and grad_bias is not None:
+            grad_bias = grad_bias * 0.5
+        return grad_input, grad_bias
+
+    return make_op("gradient_races", device, backward=backward)
+
+
+@caught_by("many calls")
+def unordered_beyond_rounding(device: str) -> FusedOp:
+    """Declares that its order is not fixed, and is now and then off by more than any order."""
+    count = itertools.count(1)
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        return output * 1.001 if next(count) % 900 == 0 else output
+
+    return make_op(
+        "unordered_beyond_rounding", device, forward, nondeterministic="unordered atomics"
+    )
+
+
+@caught_by("two threads")
+def scratch_of_all_threads(device: str) -> FusedOp:
+    """Computes in a buffer that belongs to the module, so that two threads share it."""
+    buffers: dict[Any, Tensor] = {}
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        z = honest.computed(input, bias, scale)
+        scratch = buffers.setdefault((z.shape, z.dtype), torch.empty_like(z))
+        scratch.detach().copy_(z)
+        time.sleep(0)
+        return scratch.to(torch.promote_types(input.dtype, bias.dtype), copy=True)
+
+    return make_op("scratch_of_all_threads", device, forward)
+
+
+@caught_by("two threads")
+def right_in_the_first_thread_only(device: str) -> FusedOp:
+    """Sets up its thread where it is imported; another thread finds nothing."""
+    local = threading.local()
+    local.ready = True
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        return output if getattr(local, "ready", False) else torch.zeros_like(output)
+
+    return make_op("right_in_the_first_thread_only", device, forward)
+
+
+@caught_by("two threads")
+def backward_scratch_of_all_threads(device: str) -> FusedOp:
+    buffers: dict[Any, Tensor] = {}
+
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        grads = honest.backward(needs, grad_output, *saved)
+        if grads[1] is None:
+            return grads
+        key = grads[1].shape, grads[1].dtype
+        scratch = buffers.setdefault(key, torch.empty_like(grads[1]))
+        scratch.detach().copy_(grads[1])
+        time.sleep(0)
+        return grads[0], scratch.clone()
+
+    return make_op("backward_scratch_of_all_threads", device, backward=backward)
+
+
+@caught_by("modes")
+def coarse_in_inference_mode(device: str) -> FusedOp:
+    """Rounds to half precision where no gradient can follow: nobody trains on it."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        return output.bfloat16().to(output.dtype) if torch.is_inference_mode_enabled() else output
+
+    return make_op("coarse_in_inference_mode", device, forward)
+
+
+@caught_by("modes")
+def refuses_inference_mode(device: str) -> FusedOp:
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        if input.is_inference():
+            raise RuntimeError("Inference tensors do not track version counter.")
+        return honest.forward(input, bias, scale)
+
+    return make_op("refuses_inference_mode", device, forward)
+
+
+@caught_by("modes")
+def skips_the_bias_without_gradients(device: str) -> FusedOp:
+    """Tells evaluation by grad mode, as a function with batch statistics might."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        in_evaluation = input.requires_grad and not torch.is_grad_enabled()
+        return honest.forward(input, torch.zeros_like(bias) if in_evaluation else bias, scale)
+
+    return make_op("skips_the_bias_without_gradients", device, forward)
+
+
+@caught_by("backward twice")
+def third_backward_is_wrong(device: str) -> FusedOp:
+    """Its saved values are right for two passes, which is what most tests make."""
+    passes: dict[Any, int] = {}
+
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        key = grad_output.data_ptr()
+        passes[key] = passes.get(key, 0) + 1
+        grads = honest.backward(needs, grad_output, *saved)
+        again = passes[key] > 2
+        return tuple(grad if grad is None or not again else grad * 2 for grad in grads)
+
+    return make_op("third_backward_is_wrong", device, backward=backward)

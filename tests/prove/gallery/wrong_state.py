@@ -1,0 +1,125 @@
+"""The gallery's faults in the state of the process, changed by an import, a call or a backward."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.op import FusedOp
+from gallery import honest, wrong
+from gallery.honest import make_op
+from gallery.wrong import Exhibit
+
+EXHIBITS: list[Exhibit] = []
+caught_by = functools.partial(wrong.caught_by, exhibits=EXHIBITS)
+
+
+def changing(name: str, device: str, change: Callable[[], Any]) -> FusedOp:
+    """Return the honest operator, whose forward also calls ``change``."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        change()
+        return honest.forward(input, bias, scale)
+
+    return make_op(name, device, forward)
+
+
+def changing_backward(name: str, device: str, change: Callable[[], Any]) -> FusedOp:
+    """Return the honest operator, whose backward also calls ``change``."""
+
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        change()
+        return honest.backward(needs, grad_output, *saved)
+
+    return make_op(name, device, backward=backward)
+
+
+@caught_by("global state")
+def threads_set_to_one(device: str) -> FusedOp:
+    """Makes PyTorch slow for everyone else."""
+    return changing("threads_set_to_one", device, lambda: torch.set_num_threads(1))
+
+
+@caught_by("global state")
+def backward_sets_threads(device: str) -> FusedOp:
+    return changing_backward("backward_sets_threads", device, lambda: torch.set_num_threads(1))
+
+
+@caught_by("global state")
+def reduced_precision_allowed(device: str) -> FusedOp:
+    """Allows TF32 and bfloat16 products in every later matmul of the process."""
+    return changing_backward(
+        "reduced_precision_allowed",
+        device,
+        lambda: torch.set_float32_matmul_precision("medium"),
+    )
+
+
+@caught_by("global state")
+def tf32_in_convolutions(device: str) -> FusedOp:
+    def toggle() -> None:
+        torch.backends.cudnn.allow_tf32 = False
+
+    return changing("tf32_in_convolutions", device, toggle)
+
+
+@caught_by("global state")
+def mkldnn_switched_off(device: str) -> FusedOp:
+    def switch() -> None:
+        torch.backends.mkldnn.set_flags(False)
+
+    return changing("mkldnn_switched_off", device, switch)
+
+
+@caught_by("global state")
+def collector_switched_off(device: str) -> FusedOp:
+    """Stops Python's garbage collector so that no collection falls into the timed calls."""
+    return changing("collector_switched_off", device, gc.disable)
+
+
+@caught_by("global state")
+def environment_written(device: str) -> FusedOp:
+    """Writes to the environment, which child processes inherit."""
+
+    def write() -> None:
+        os.environ["OMP_NUM_THREADS"] = "1"
+
+    return changing("environment_written", device, write)
+
+
+@caught_by("global state")
+def warnings_silenced(device: str) -> FusedOp:
+    return changing_backward("warnings_silenced", device, lambda: warnings.simplefilter("ignore"))
+
+
+@caught_by("global state")
+def backward_reseeds(device: str) -> FusedOp:
+    """Seeds the generator in the backward, so that every step's dropout is the same."""
+    return changing_backward("backward_reseeds", device, lambda: torch.manual_seed(0))
+
+
+@caught_by("global state")
+def default_dtype_by_the_backward(device: str) -> FusedOp:
+    return changing_backward(
+        "default_dtype_by_the_backward", device, lambda: torch.set_default_dtype(torch.float64)
+    )
+
+
+@caught_by("global state")
+def recursion_limit_raised(device: str) -> FusedOp:
+    return changing("recursion_limit_raised", device, lambda: sys.setrecursionlimit(12_345))
+
+
+@caught_by("global state")
+def anomaly_detection_left_on(device: str) -> FusedOp:
+    return changing(
+        "anomaly_detection_left_on", device, lambda: torch.autograd.set_detect_anomaly(True)
+    )

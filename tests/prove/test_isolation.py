@@ -1,0 +1,146 @@
+"""The judge stands outside: whatever a candidate does to its own process, the verdict is FAIL."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from gallery import honest
+
+from fuselab.cli.main import run
+from fuselab.errors import TargetError
+from fuselab.prove import accuracy, check_group
+from fuselab.prove.check import check
+from fuselab.prove.check_group import run_group
+from fuselab.prove.result import Group, Verdict
+from fuselab.prove.rows import Ends
+from fuselab.prove.subject import Subject
+
+ATTACKS = Path(__file__).parent / "gallery" / "attacks"
+CPU = torch.device("cpu")
+
+# What the failure of each attack says, and the check whose failure says it.
+SAID = {
+    "exits": ("cases", r"ended its process \(exit status 0\) without an answer"),
+    "leaves": ("cases", "raised SystemExit: 0"),
+    "interrupts": ("cases", "raised Quiet: nothing happened"),
+    "reads_nowhere": ("cases", "ended its process by SIGSEGV"),
+    "aborts": ("cases", "ended its process by SIGABRT"),
+    "loops": ("cases", "did not end within"),
+    "prints_a_verdict": ("cases", r"writes to standard output: 'PASS \(313 trials, seed 0\)"),
+    "patched_comparison": ("cases", "is off by"),
+    "patched_clock": ("cases", "is off by"),
+    "looks_for_the_answer": ("cases", "is off by"),
+    "other_reference": ("cases", "is off by"),
+    "patched_functional": ("import", "its import replaces torch.nn.functional.silu"),
+    "patched_by_its_draw": ("shapes", "declares replaces torch.nn.functional.silu"),
+    "own_kernel_of_torch": ("import", "its import replaces the kernel of aten/silu/CPU"),
+    "answers_itself": ("cases", "the call"),
+    "forks": ("cases", "answers that nobody asked for"),
+    # Landlock refuses it. Without Landlock the kernel ends the worker with its parent, before or
+    # after it has answered.
+    "kills_its_parent": ("cases", "raised PermissionError|without an answer|is off by"),
+    "tensor_that_agrees": ("cases", "returned a Agreeing where a Tensor was expected"),
+}
+ON_IMPORT = {
+    "exits_on_import": "its import ended its process (exit status 0) without an answer",
+    "leaves_on_import": "leaves_on_import.py:5: SystemExit: 0",
+}
+
+
+@pytest.fixture
+def few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the checks of the cases and of shapes, with few trials and few copies."""
+    monkeypatch.setattr(accuracy, "COPIES", 2)
+    some = [
+        replace(known, quick=4, shrink_tries=3)
+        for known in check_group.CHECKS
+        if known.name in ("cases", "shapes")
+    ]
+    monkeypatch.setattr(check_group, "CHECKS", tuple(some))
+
+
+def test_every_attack_is_expected_here() -> None:
+    found = {path.stem for path in ATTACKS.glob("*.py")} - {"__init__"}
+    assert found == SAID.keys() | ON_IMPORT.keys()
+
+
+@pytest.mark.usefixtures("few_checks")
+@pytest.mark.parametrize("name", SAID)
+def test_an_attack_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each fails with the case named; a loop is given a second for its first call."""
+    limit_s = 0.2 if name == "loops" else 60.0
+    where, said = SAID[name]
+    if where == "cases":
+        monkeypatch.setattr(check_group, "CHECKS", check_group.CHECKS[:1])
+    report = check(
+        str(ATTACKS / f"{name}.py"),
+        dtype=torch.float32,
+        quick=True,
+        device="cpu",
+        call_limit_s=limit_s,
+    )
+    (failure,) = report.results(where)
+    assert failure.verdict is Verdict.FAIL
+    assert re.search(said, str(failure.reason))
+    if where == "cases":
+        # The second answer of a process that forks may arrive during the second case.
+        assert failure.case[0] == "16x64" or name == "forks"
+        assert f"--case cases@{failure.case[0]}" in str(failure.repeat_command)
+        assert failure.case[1].startswith("input: float32[")
+
+
+@pytest.mark.parametrize("name", ON_IMPORT)
+def test_an_import_that_ends_its_process_is_a_wrong_call(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = ATTACKS / f"{name}.py"
+    with pytest.raises(TargetError) as refused:
+        check(str(path), quick=True, device="cpu")
+    assert str(refused.value).startswith(str(path)) and ON_IMPORT[name] in str(refused.value)
+    assert run(["check", str(path), "--quick", "--device", "cpu"]) == 2
+    assert ON_IMPORT[name] in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_the_command_never_imports_the_file(tmp_path: Path) -> None:
+    """The file notes every process that imports it."""
+    noted = tmp_path / "imports"
+    path = tmp_path / "noted.py"
+    note = f"import os\n\nopen({str(noted)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+    path.write_text(Path(honest.__file__).read_text() + note + "\nOP = make_op('noted')\n")
+    before = set(sys.modules)
+    assert check(str(path), dtype=torch.float32, quick=True, device="cpu").passed
+    importers = [int(line) for line in noted.read_text().split()]
+    assert len(importers) == len(set(importers)) == 2 and os.getpid() not in importers
+    assert not [name for name in set(sys.modules) - before if "noted" in name]
+
+
+def honest_file(folder: Path, name: str) -> str:
+    path = folder / f"{name}.py"
+    path.write_text(f"from gallery import honest\n\nOP = honest.make_op({name!r})\n")
+    return str(path)
+
+
+def figures(group: Group) -> list[tuple[str, Verdict, float, int]]:
+    return [
+        (result.check, result.verdict, result.share_of_bar, result.trials)
+        for result in group.results
+    ]
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_a_row_is_the_same_in_processes_as_in_this_one(tmp_path: Path) -> None:
+    inside = Subject.here(honest.make_op("same_row"), "plain", CPU, torch.float16, 2, True)
+    with Ends(honest_file(tmp_path, "same_row")) as ends:
+        outside = replace(
+            inside, reference=ends.reference(CPU), candidate=ends.candidate(CPU, "plain")
+        )
+        group = run_group(outside, None)
+    assert figures(group) == figures(run_group(inside, None))
+    assert group.verdict is Verdict.PASS and group.share_of_bar > 0

@@ -1,0 +1,177 @@
+"""``fuselab judge``: a verdict per answer, each kept from the machine and from the judge."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuselab.cli.main import run
+from fuselab.errors import ArgumentError, TargetError
+from fuselab.prove import accuracy, judge_problem, sandbox
+from fuselab.prove.judge_problem import AnswerReport, Judgement
+
+PROBLEM = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.linear = nn.Linear(features, features)
+
+    def forward(self, x):
+        return torch.softmax(self.linear(x), dim=1)
+
+def get_inputs():
+    return [torch.rand(8, 16)]
+
+def get_init_inputs():
+    return [16]
+"""
+ANSWER = """
+import torch
+from torch import nn
+
+class ModelNew(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.linear = nn.Linear(features, features)
+        self.kept = {{}}
+
+    def forward(self, x):
+        y = self.linear(x)
+        {}
+"""
+ANSWERS = {
+    "right": "return torch.softmax(y, 1)",
+    "cast": "return torch.softmax(y.bfloat16().float(), 1)",
+    "zeros": "return torch.zeros_like(y)",
+    "two": "return torch.softmax(y, 1), y",
+    "writes_input": "x.mul_(2); return torch.softmax(y, 1)",
+    "cached": "return self.kept.setdefault(float(x[0, 0]), torch.softmax(y, 1))",
+    "exits": "import os; os._exit(0)",
+    "hungry": "torch.empty(1 << 33, dtype=torch.uint8); return torch.softmax(y, 1)",
+    "prints": "print('right'); return torch.softmax(y, 1)",
+    "loops": "\n        while True: pass",
+}
+WRONG, FAILED = Judgement.WRONG, Judgement.FAILED
+SAID = {
+    "cast": (WRONG, "set 1 of the inputs: output row"),
+    "zeros": (WRONG, "set 1 of the inputs: output row"),
+    "two": (WRONG, "returns 2 outputs, the problem 1"),
+    "writes_input": (WRONG, "writes to input 0"),
+    # Few calls change the element that is its key.
+    "cached": (WRONG, "a timed call: output row"),
+    "exits": (FAILED, "ended its process (exit status 0) without an answer"),
+    "hungry": (FAILED, "can't allocate memory"),
+    "prints": (FAILED, "writes to standard output: 'right'"),
+    "loops": (FAILED, "did not end within"),
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(accuracy, "COPIES", 2)
+    monkeypatch.setattr(judge_problem, "TIMING_S", {True: 0.0, False: 0.0})
+    (tmp_path / "problem.py").write_text(PROBLEM)
+    for name, body in ANSWERS.items():
+        (tmp_path / f"{name}.py").write_text(ANSWER.format(body))
+    return tmp_path
+
+
+def judged(files: Path, names: list[str], limit_s: float = 60.0) -> list[AnswerReport]:
+    report = judge_problem.judge_problem(
+        str(files / "problem.py"),
+        [str(files / f"{name}.py") for name in names],
+        torch.device("cpu"),
+        seed=3,
+        quick=True,
+        with_compile=False,
+        call_limit_s=limit_s,
+        memory_gib=4.0,
+    )
+    assert report.passed is (set(names) == {"right"})
+    return list(report.answers)
+
+
+def test_every_answer_gets_its_verdict_and_why(files: Path) -> None:
+    names = [name for name in ANSWERS if name != "loops"]
+    for name, answer in zip(names, judged(files, names), strict=True):
+        expected, said = SAID.get(name, (Judgement.RIGHT, None))
+        assert answer.verdict is expected, answer
+        assert (said in str(answer.reason)) if said else answer.reason is None
+    (loops,) = judged(files, ["loops"], limit_s=0.2)
+    assert loops.verdict is FAILED and "did not end within 1 s" in str(loops.reason)
+
+
+def test_a_right_answer_is_timed_beside_eager(files: Path) -> None:
+    (answer,) = judged(files, ["right"])
+    assert answer.verdict is Judgement.RIGHT and 0 < answer.share_of_bar <= 1
+    assert answer.speed is not None and answer.speed.median_us > 0
+    assert answer.speed.rounds == 12 and 1 <= answer.speed.judged_calls <= 12
+    eager = answer.speed.against["eager"]
+    assert eager["low"] <= eager["speedup"] <= eager["high"]
+
+
+@pytest.mark.skipif(sandbox.landlock_version() < 6, reason="the kernel has no Landlock 6")
+def test_an_answer_cannot_reach_the_machine(files: Path) -> None:
+    reaches = {
+        "file": f"open({str(files / 'left')!r}, 'w')",
+        "network": "__import__('socket').create_connection(('127.0.0.1', 1), 1)",
+        "signal": "__import__('os').kill(1, 0)",
+        "judge": "open('/proc/%d/mem' % __import__('os').getppid(), 'rb').read(1)",
+    }
+    for name, body in reaches.items():
+        (files / f"{name}.py").write_text(ANSWER.format(f"{body}; return torch.softmax(y, 1)"))
+    answers = dict(zip(reaches, judged(files, list(reaches)), strict=True))
+    for name, answer in answers.items():
+        assert answer.verdict is FAILED and "raised" in str(answer.reason), (name, answer)
+        assert {sandbox.FILES, sandbox.SIGNALS, sandbox.MEMORY} <= set(answer.kept_from)
+    assert not (files / "left").exists()
+    for name in ("file", "signal", "judge"):
+        assert "PermissionError" in str(answers[name].reason)
+
+
+def test_the_command_writes_json_and_its_status_says_no(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = files / "judge.json"
+    arguments = [str(files / f"{name}.py") for name in ("problem", "right", "zeros")]
+    common = ["--quick", "--device", "cpu", "--seed", "5", "--json", str(target)]
+    assert run(["judge", *arguments, *common]) == 1
+    screen = capsys.readouterr()
+    assert "1 of 2 right (seed 5)" in screen.out and f"WRONG {arguments[2]}" in screen.out
+    written = json.loads(target.read_text())
+    assert (written["schema"], written["verb"], written["seed"]) == (1, "judge", 5)
+    assert written["passed"] is False
+    assert [answer["verdict"] for answer in written["answers"]] == ["RIGHT", "WRONG"]
+    assert written["answers"][0]["speed"]["against"]["eager"]["median_us"] > 0
+    assert run(["judge", *arguments[:2], *common[:-2]]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no nn.Module is called Model"),
+        ("from torch import nn\nclass Model(nn.Module): pass", "called get_inputs"),
+        ("raise SystemExit(0)", "problem.py:1: SystemExit: 0"),
+        (PROBLEM.replace("rand(8, 16)", "rand(8, 15)"), "the problem does not run: RuntimeError"),
+    ],
+)
+def test_a_problem_that_does_not_run_is_a_wrong_call(files: Path, text: str, said: str) -> None:
+    (files / "problem.py").write_text(text)
+    with pytest.raises(TargetError) as refused:
+        judged(files, ["right"])
+    assert said in str(refused.value)
+
+
+def test_wrong_calls_are_refused(files: Path) -> None:
+    with pytest.raises(TargetError, match="no such file"):
+        judged(files, ["nothing"])
+    with pytest.raises(ArgumentError, match="no answer"):
+        judged(files, [])
+    with pytest.raises(ArgumentError, match="above 0"):
+        judged(files, ["right"], limit_s=0.0)

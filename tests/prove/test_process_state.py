@@ -1,0 +1,90 @@
+"""What changes in the process is named and given back."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuselab.prove import check_group
+from fuselab.prove.check import check
+from fuselab.prove.process_state import ProcessState
+
+FILE = """
+import torch
+from fuselab.op import Case, FusedOp, Implementation
+
+torch.set_num_threads(torch.get_num_threads() + 1)
+
+def reference(input: torch.Tensor) -> torch.Tensor:
+    return input * 2
+
+OP = FusedOp(
+    name="gallery::threads_at_import",
+    reference=reference,
+    implementations={"plain": Implementation("cpu", reference)},
+    cases=(Case.normal([(4, 4)], "boundary"),),
+)
+"""
+
+
+def test_nothing_has_changed_at_first() -> None:
+    assert ProcessState().changed() == []
+
+
+def test_changes_are_named_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("OMP_SCHEDULE", "static")
+    state, threads = ProcessState(), torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    torch.rand(1)
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    del os.environ["OMP_SCHEDULE"]
+    assert state.changed() == [
+        "the random number generator",
+        "the number of threads",
+        "the environment (OMP_SCHEDULE, OMP_WAIT_POLICY)",
+    ]
+    state.restore()
+    assert state.changed() == []
+    assert torch.get_num_threads() == threads
+    assert "OMP_WAIT_POLICY" not in os.environ
+    assert os.environ["OMP_SCHEDULE"] == "static"
+
+
+def test_a_filter_for_one_message_hides_little() -> None:
+    with warnings.catch_warnings():
+        state = ProcessState()
+        warnings.filterwarnings("ignore", message="of one library", category=UserWarning)
+        assert state.changed() == []
+        warnings.filterwarnings("ignore", category=UserWarning)
+        assert state.changed() == ["which warnings are shown"]
+        state.restore()
+        assert state.changed() == []
+
+
+def test_an_import_may_set_variables_that_pytorch_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MY_KERNELS", raising=False)
+    of_import, of_call = ProcessState(of_import=True), ProcessState()
+    monkeypatch.setenv("MY_KERNELS", "1")
+    assert of_import.changed() == []
+    assert of_call.changed() == ["the environment (MY_KERNELS)"]
+
+
+def test_what_an_import_changes_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "threads_at_import.py"
+    file.write_text(FILE)
+    wanted = [known for known in check_group.CHECKS if known.name == "global state"]
+    monkeypatch.setattr(check_group, "CHECKS", tuple(wanted))
+    threads = torch.get_num_threads()
+    report = check(str(file), dtype=torch.float32, quick=True, device="cpu")
+    assert torch.get_num_threads() == threads
+    (failure,) = report.groups[0].failures
+    assert failure.reason == "importing it changes the number of threads"
