@@ -34,8 +34,9 @@ INFIX = {
 _PREFIX = {operator.neg: "-", operator.pos: "+", operator.invert: "~", operator.inv: "~"}
 
 
-def call_text(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
-    """Return a call as Python text; ``names`` has the texts of its operands."""
+def call_text(node: fx.Node, names: Mapping[Any, str]) -> str:
+    """Return a call as Python text; ``names`` has the texts of its operands, and for
+    ``torch.device`` that of the device of all tensors, which is not the example's."""
     arguments = [_text(value, names) for value in node.args]
     keywords = [f"{key}={_text(value, names)}" for key, value in node.kwargs.items()]
     target: Any = node.target
@@ -61,7 +62,7 @@ def _public_name(target: Any) -> str:
     return f"{target.__module__}.{target.__name__}"
 
 
-def _subscript(value: Any, names: Mapping[fx.Node, str]) -> str:
+def _subscript(value: Any, names: Mapping[Any, str]) -> str:
     if isinstance(value, tuple):
         return ", ".join(_subscript(item, names) for item in value)
     if isinstance(value, slice):
@@ -71,7 +72,7 @@ def _subscript(value: Any, names: Mapping[fx.Node, str]) -> str:
     return "..." if value is Ellipsis else _text(value, names)
 
 
-def _text(value: Any, names: Mapping[fx.Node, str]) -> str:
+def _text(value: Any, names: Mapping[Any, str]) -> str:
     if isinstance(value, fx.Node):
         return names[value]
     if isinstance(value, (list, tuple)):
@@ -79,6 +80,8 @@ def _text(value: Any, names: Mapping[fx.Node, str]) -> str:
         return f"[{inner}]" if isinstance(value, list) else f"({inner})"
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
+    if isinstance(value, torch.device):
+        return names.get(torch.device, f'torch.device("{value}")')
     return repr(value)
 
 

@@ -19,7 +19,7 @@ def equate_sizes(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if getattr(node.target, "overloadpacket", None) not in _CHOICES:
             continue
-        tensor, dim, index = node.args[0].meta["val"], node.args[1], node.args[2].meta["val"]
+        tensor, dim, index = _choice(node)
         for place, (one, other) in enumerate(zip(tensor.shape, index.shape, strict=True)):
             if place != dim % tensor.dim() and _hint(one) == _hint(other):
                 bool(one == other)  # from here on the tracer's symbols for them are the same
@@ -52,7 +52,8 @@ def _equal_pairs(
     for node in graph.nodes:
         value = node.meta.get("val")
         if node.op == "placeholder" and isinstance(value, Tensor):
-            sizes = [size.node for size in value.shape if isinstance(size, torch.SymInt)]
+            shape: tuple[Any, ...] = tuple(value.shape)
+            sizes = [size.node for size in shape if isinstance(size, torch.SymInt)]
             hints.update({size.expr: size.hint for size in sizes if size.expr.is_Symbol})
         for size, whole in _sizes_that_meet(node):
             if isinstance(size, torch.SymInt) and isinstance(whole, torch.SymInt):
@@ -72,7 +73,7 @@ def _sizes_that_meet(node: fx.Node) -> Iterator[tuple[Any, Any]]:
                     reversed(value.shape), reversed(node.meta["val"].shape), strict=False
                 )
     elif getattr(node.target, "overloadpacket", None) in _CHOICES:
-        tensor, dim, index = node.args[0].meta["val"], node.args[1], node.args[2].meta["val"]
+        tensor, dim, index = _choice(node)
         for place, pair in enumerate(zip(index.shape, tensor.shape, strict=True)):
             if place != dim % max(tensor.dim(), 1):
                 yield pair
@@ -99,6 +100,11 @@ def _equal_factors(
             return {}
         found[symbol] = equal
     return found
+
+
+def _choice(node: Any) -> tuple[Tensor, int, Tensor]:
+    """Return the tensor, the dimension and the index of a choice of elements."""
+    return node.args[0].meta["val"], node.args[1], node.args[2].meta["val"]
 
 
 def _hint(size: Any) -> int:

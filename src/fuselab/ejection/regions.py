@@ -11,8 +11,6 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
-import itertools
-import linecache
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +26,7 @@ from torch._ops import HigherOrderOperator
 
 from fuselab.ejection.calls import INFIX, call_text
 from fuselab.ejection.capture import Captured, argument_name, source_line, trace
+from fuselab.ejection.from_text import function_of
 from fuselab.ejection.groups import ARRANGING, groups_worth_a_kernel
 from fuselab.ejection.kernels import DoesNotFitError
 from fuselab.ejection.package import Package, planned_package
@@ -355,7 +354,9 @@ class _Cutter:
             for dim, size in enumerate(_value(one).shape):
                 if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                     places.setdefault(size.node.expr, f"{self.names[one]}.shape[{dim}]")
-        names = dict(self.names)
+        names: dict[Any, str] = dict(self.names)
+        if inputs:
+            names[torch.device] = f"{self.names[inputs[0]]}.device"
         sizes = _SizesOf(places)
         lines: list[str] = []
         try:
@@ -590,18 +591,3 @@ def _example(fake: Tensor) -> Tensor:
     sizes, strides = list(map(_hint, fake.shape)), list(map(_hint, fake.stride()))
     made = torch.empty_strided(sizes, strides, dtype=fake.dtype, device=fake.device)
     return made if fake.is_floating_point() else made.zero_()
-
-
-# --- functions from text --------------------------------------------------------------------------
-
-_serial = itertools.count()
-
-
-def function_of(name: str, text: str) -> FunctionType:
-    """Return the function that ``text`` defines; ``inspect.getsource`` finds its text."""
-    file = f"<{name}, region {next(_serial)}>"
-    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-    held: dict[str, Any] = {"torch": torch, "__name__": "fuselab_region"}
-    exec(compile(text, file, "exec"), held)
-    function: FunctionType = held[name]
-    return function
