@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from fuselab.errors import TargetError
 from fuselab.prove import accuracy, check_group
 from fuselab.prove.check import check
 from fuselab.prove.check_group import run_group
+from fuselab.prove.held import results
 from fuselab.prove.result import Group, Verdict
 from fuselab.prove.rows import Ends
 from fuselab.prove.subject import Subject
@@ -132,6 +134,16 @@ def figures(group: Group) -> list[tuple[str, Verdict, float, int]]:
         (result.check, result.verdict, result.share_of_bar, result.trials)
         for result in group.results
     ]
+
+
+def test_threads_may_share_a_process(tmp_path: Path) -> None:
+    """On a GPU rows run at the same time, and those of the CPU share the reference's process."""
+    with Ends(honest_file(tmp_path, "shared")) as ends, ThreadPoolExecutor(4) as pool:
+        reference = ends.reference(CPU)
+        inputs = [torch.full((3, 5), float(number)) for number in range(40)]
+        found = pool.map(lambda input: reference.ask(results, input, input[0], 0.5), inputs)
+        for input, (output,) in zip(inputs, found, strict=True):
+            assert torch.equal(output, honest.reference(input, input[0], 0.5))
 
 
 @pytest.mark.usefixtures("few_checks")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,6 +75,8 @@ def bench(
     if tune and (plot is not None or against is not None or quick):
         raise ArgumentError("--tune goes without --plot, --against and --quick; leave them out.")
     where = select(device)
+    if not tune and _is_judged_from_outside(op, where):
+        raise typer.Exit(_from_outside(context, op, provider, json))
     run_with_pinned_allocation(context, where)
 
     if tune:
@@ -122,6 +125,47 @@ def bench(
             plots.bench_plot(result, temporary)
     if result.failures or (compared is not None and compared.slower):
         raise typer.Exit(1)
+
+
+def _is_judged_from_outside(op: str, device: torch.device) -> bool:
+    """Return whether this process is the judge of a user's file: on a CPU, unless it is the one
+    that measures."""
+    from fuselab.measure.fresh import allocation_is_pinned
+    from fuselab.prove.load import is_library_name
+
+    return device.type == "cpu" and not is_library_name(op) and not allocation_is_pinned()
+
+
+def _from_outside(context: typer.Context, op: str, provider: str | None, json: Path | None) -> int:
+    """Let a fresh process measure and print, hold its claims against the clock of this one, and
+    return the exit status."""
+    import tempfile
+
+    from fuselab.measure.fresh import run_pinned
+    from fuselab.prove.bench_outside import measured_outside
+    from fuselab.prove.load import refuse_unknown
+    from fuselab.report import files, tables
+    from fuselab.report.result import read_result
+
+    refuse_unknown(op)
+    with tempfile.TemporaryDirectory(prefix="fuselab-bench-") as folder:
+        claimed = Path(folder) / "claims.json"
+        words = [*call_of(context, without=("json",)), "--json", str(claimed)]
+        status = run_pinned("fuselab", words)
+        if status not in (0, 1) or not claimed.is_file():
+            if status in (0, 1):
+                say(f"{op}: the process that measured it ended without a result.")
+            return status or 1
+        payload = read_result(claimed, "bench")
+    wanted = provider.split(",") if provider is not None else None
+    outside = measured_outside(op, payload, wanted, progress=say)
+    screen = tables.console()
+    for one in outside:
+        screen.print(one.line, soft_wrap=True)
+    payload["outside"] = [asdict(one) for one in outside]
+    if json is not None:
+        files.write_json(json, payload)
+    return 1 if any(one.problem for one in outside) else status
 
 
 def _tune(given: dict[str, Any], device: torch.device) -> None:

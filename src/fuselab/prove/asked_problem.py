@@ -7,8 +7,8 @@ arguments, ``get_init_inputs()``. An answer's file has ``ModelNew``, which takes
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,6 @@ class HeldModel:
     name: str
     model: nn.Module | None = None
     wide: nn.Module | None = None  # a copy in float64
-    function: Callable[..., Any] | None = None  # what is timed
-    args: list[Any] = field(default_factory=list)
-    output: list[Tensor] = field(default_factory=list)
 
     def __call__(self, *args: Any) -> Any:
         """Call the model."""
@@ -80,7 +77,7 @@ def build(
     """
     torch.manual_seed(seed)
     held.model = getattr(held.module, held.name)(*initial).to(device)
-    held.wide = held.function = None
+    held.wide = None
     own = held.model.state_dict()
     if state is not None and {name: one.shape for name, one in own.items()} == {
         name: one.shape for name, one in state.items()
@@ -101,40 +98,6 @@ def model_results(held: HeldModel, seed: int, values: Sequence[Any]) -> list[Ten
     torch.manual_seed(seed)
     with torch.no_grad():
         return _tensors(model(*args))
-
-
-def prepare(held: HeldModel, args: Sequence[Any], compiled: bool) -> None:
-    """Keep the arguments of the calls that will be timed, and make the first call."""
-    assert held.model is not None
-    held.args, held.function = list(args), held.model
-    if compiled:
-        held.function = torch.compile(held.model)
-    with torch.no_grad():
-        held.output = _tensors(held.function(*held.args))
-
-
-def timed_call(held: HeldModel, place: int, index: int, value: float) -> None:
-    """Write one number into the kept arguments, call, and keep the outputs."""
-    no_call(held, place, index, value)
-    assert held.function is not None
-    with torch.no_grad():
-        held.output = _tensors(held.function(*held.args))
-
-
-def no_call(held: HeldModel, place: int, index: int, value: float) -> None:
-    """Write one number into the kept arguments; the rest of a ``timed_call`` is the model."""
-    write_number(held.args, place, index, value)
-
-
-def write_number(args: Sequence[Any], place: int, index: int, value: float) -> None:
-    """Write a number into an element of the argument at ``place``; -1 writes nothing."""
-    if place >= 0:
-        args[place].view(-1)[index] = value
-
-
-def last_output(held: HeldModel) -> list[Tensor]:
-    """Return the outputs of the last call."""
-    return held.output
 
 
 def _placed(args: Sequence[Any], device: torch.device) -> list[Any]:

@@ -31,13 +31,13 @@ from torch import Tensor
 from fuselab.errors import ArgumentError, TargetError
 from fuselab.measure.statistics import significant
 from fuselab.measure.verdict import verdict
-from fuselab.prove import asked_problem
+from fuselab.prove import asked_problem, asked_timing
 from fuselab.prove.accuracy import Bar
-from fuselab.prove.arguments import copy_of_storage, mapped
 from fuselab.prove.asked_calls import each
 from fuselab.prove.asked_memory import arguments_after, storage_bytes
-from fuselab.prove.asked_problem import ANSWER, PROBLEM, model_results, write_number
+from fuselab.prove.asked_problem import ANSWER, PROBLEM, model_results
 from fuselab.prove.held import CandidateError, RemoteError, said
+from fuselab.prove.outside_clock import Clock, drawn_change, own_copies
 from fuselab.prove.processes import CALL_LIMIT_S, Process
 
 TRIALS = {True: 2, False: 5}  # by whether the judge is quick
@@ -290,41 +290,6 @@ def _judged(bar: Bar, results: Sequence[Any], where: str) -> tuple[float, float,
     return worst.share_of_bar, worst.ours_ulp, worst.eager_ulp
 
 
-@dataclass
-class _Clock:
-    """The judge's clock on one process: the times of its calls, and what taking outputs costs."""
-
-    process: Process
-    call_s: list[float] = field(default_factory=list)
-    late_s: list[float] = field(default_factory=list)  # how much longer the first taking takes
-
-    def call(self, change: tuple[int, int, float]) -> None:
-        """Time one question without a call, and one with it."""
-        empty = _timed(lambda: self.process.ask(asked_problem.no_call, *change))[0]
-        whole = _timed(lambda: self.process.ask(asked_problem.timed_call, *change))[0]
-        self.call_s.append(max(whole - empty, 1e-7))
-
-    def taken(self) -> list[Tensor]:
-        """Take the outputs of the last call, twice, and keep by how much the first time is
-        longer."""
-        first, results = _timed(lambda: self.process.ask(asked_problem.last_output))
-        second, _ = _timed(lambda: self.process.ask(asked_problem.last_output))
-        self.late_s.append(first - second)
-        found: list[Tensor] = results
-        return found
-
-    @property
-    def times_us(self) -> list[float]:
-        late = max(0.0, median(self.late_s)) if self.late_s else 0.0
-        return [(one + late) * 1e6 for one in self.call_s]
-
-
-def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    begin = time.perf_counter()
-    found = work()
-    return time.perf_counter() - begin, found
-
-
 def _speed(
     problem: Problem, others: dict[str, Process], process: Process, budget_s: float
 ) -> Speed:
@@ -333,16 +298,16 @@ def _speed(
     Raises _WrongError.
     """
     chance = random.SystemRandom()
-    args = _own_copies(problem.trials[0][0])
-    clocks = {"answer": _Clock(process), **{name: _Clock(one) for name, one in others.items()}}
+    args = own_copies(problem.trials[0][0])
+    clocks = {"answer": Clock(process), **{name: Clock(one) for name, one in others.items()}}
     for name, clock in clocks.items():
         if name == "compile":
             _build(problem, clock.process)
-        clock.process.ask(asked_problem.prepare, args, name == "compile")
+        clock.process.ask(asked_timing.prepare, args, name == "compile")
     judged = 0
     for _ in _rounds(budget_s):
-        change = _change(args, chance)
-        write_number(args, *change)
+        change = drawn_change(args, chance)
+        change.write(args, 0)
         order = list(clocks)
         chance.shuffle(order)
         taken: dict[str, list[Tensor]] = {}
@@ -377,24 +342,3 @@ def _rounds(budget_s: float) -> Iterator[int]:
         if number >= least and time.monotonic() - begin > budget_s:
             return
         yield number
-
-
-def _own_copies(args: Sequence[Any]) -> list[Any]:
-    return mapped(lambda one: copy_of_storage(one) if isinstance(one, Tensor) else one, list(args))
-
-
-def _change(args: Sequence[Any], chance: random.Random) -> tuple[int, int, float]:
-    """Return a place, an element and a number to write there: that of another element of the same
-    argument, so that the inputs stay valid; -1 as the place where no argument can change."""
-    places = [
-        place
-        for place, one in enumerate(args)
-        if isinstance(one, Tensor) and one.is_floating_point() and one.is_contiguous()
-        if one.numel()
-    ]
-    if not places:
-        return -1, 0, 0.0
-    place = chance.choice(places)
-    flat = args[place].view(-1)
-    value = float(flat[chance.randrange(flat.numel())])
-    return place, chance.randrange(flat.numel()), value

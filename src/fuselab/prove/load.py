@@ -34,7 +34,7 @@ def load_op(spec: str) -> FusedOp:
     refuse_unknown(spec)
     path_text, _, name = spec.partition(":") if "::" not in spec else (spec, "", "")
     path = Path(path_text).expanduser()
-    if path.is_dir() and not _is_library_name(spec):
+    if path.is_dir() and not is_library_name(spec):
         module = _import_folder(path)
         composition = None if name else _composition_in(module)
         if composition is not None:
@@ -51,21 +51,21 @@ def refuse_unknown(spec: str) -> None:
     nothing."""
     path_text, _, _ = spec.partition(":") if "::" not in spec else (spec, "", "")
     path = Path(path_text).expanduser()
-    if path.is_dir() and not _is_library_name(spec):
+    if path.is_dir() and not is_library_name(spec):
         return
     if path.suffix == ".py" or "/" in path_text:
         if not path.is_file():
             raise TargetError(
                 f"{path}: no such file; give FILE.py, a folder or an operator's name."
             )
-    elif not _is_library_name(spec):
+    elif not is_library_name(spec):
         raise UnknownNameError("operator", spec, ops.operators())
 
 
 def load(spec: str) -> FusedOp | Composition:
     """Return what ``spec`` names: as ``load_op``, or the composition of a folder that holds one."""
     path = Path(spec).expanduser()
-    if path.is_dir() and not _is_library_name(spec) and (path / COMPOSED).is_file():
+    if path.is_dir() and not is_library_name(spec) and (path / COMPOSED).is_file():
         found = _composition_in(_import_folder(path))
         if found is not None:
             return found
@@ -114,7 +114,8 @@ def _holders(op: FusedOp) -> list[tuple[ModuleType, str]]:
     return sorted(found, key=distance)
 
 
-def _is_library_name(spec: str) -> bool:
+def is_library_name(spec: str) -> bool:
+    """Return whether ``spec`` names an operator of the library."""
     return ops.has(spec.removeprefix("fuselab::"))
 
 

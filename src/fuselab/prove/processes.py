@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -141,6 +141,7 @@ class Process:
     _pid: int = 0
     _number: int = 0
     _printed: int = 0
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _called_before: set[str] = field(default_factory=set)
 
     def __enter__(self) -> Process:
@@ -192,7 +193,12 @@ class Process:
         self._printed = self._output_bytes()
 
     def ask(self, procedure: Callable[..., Any], *args: Any) -> Any:
-        """Run ``procedure`` in the process; see ``fuselab.prove.held.End``."""
+        """Run ``procedure`` in the process; see ``fuselab.prove.held.End``. Rows that run at the
+        same time and share a process wait for each other."""
+        with self._lock:
+            return self._ask(procedure, args)
+
+    def _ask(self, procedure: Callable[..., Any], args: Sequence[Any]) -> Any:
         if self.hangs >= _MOST_HANGS:
             raise CandidateError(
                 f"is not called again, because {self.hangs} calls before did not end", hangs=True

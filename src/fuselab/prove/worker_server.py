@@ -39,6 +39,7 @@ from fuselab.prove import (  # noqa: F401 - the modules whose procedures are ask
     asked_memory,
     asked_outputs,
     asked_problem,
+    asked_timing,
     asked_torch,
     check_composition,
     sandbox,
