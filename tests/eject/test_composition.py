@@ -78,6 +78,22 @@ def only_a_product(x: Tensor, weight: Tensor) -> Tensor:
     return torch.relu(x @ weight)
 
 
+def combined_masks(x: Tensor, weight: Tensor) -> Tensor:
+    hidden = (x @ weight).relu() + 1
+    keep = (hidden.mean(1) > 1.5) & (hidden.amax(1) < 9) | ~(weight[0] > 0)[:1]
+    return torch.where(keep[:, None], hidden @ weight, hidden).sigmoid() * (~keep)[:, None]
+
+
+def chosen_by_a_mask(x: Tensor, weight: Tensor) -> Tensor:
+    hidden = (x * 2).relu() + weight[0]
+    return hidden[hidden > 1.5].reshape(-1, 1) @ weight[:1]
+
+
+def size_of_a_choice(x: Tensor, weight: Tensor) -> Tensor:
+    chosen = ((x * 2).relu() + weight[0])[x > 1]
+    return chosen.reshape(1, chosen.shape[0])
+
+
 X, WEIGHT = torch.ones(4, 8), torch.ones(8, 8)
 
 
@@ -106,6 +122,26 @@ def test_chains_become_operators_and_products_stay() -> None:
 
 def test_operations_in_place_join_a_chain_where_nothing_else_sees_them() -> None:
     assert steps(in_place) == ["matmul", ["add", "mul", "relu"]]
+
+
+@pytest.mark.parametrize("function", [combined_masks, chosen_by_a_mask])
+def test_operators_of_masks_and_shapes_that_depend_on_values(
+    function: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fuselab.eject(function, X, WEIGHT, out=tmp_path / f"with_{function.__name__}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    composed = importlib.import_module(f"with_{function.__name__}.composed")
+    assert len(composed.COMPOSITION.operators) >= 1
+    fused = getattr(composed, function.__name__)
+    for rows in (4, 7):
+        values = torch.randn(rows, 8, generator=torch.Generator().manual_seed(rows))
+        weight = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+        torch.testing.assert_close(fused(values, weight), function(values, weight))
+
+
+def test_a_size_that_depends_on_values_is_refused() -> None:
+    with pytest.raises(EjectError, match=r"reads a size that depends on values \(.*chosen.shape"):
+        cut(size_of_a_choice, (X, WEIGHT), {}, "f")
 
 
 def test_what_is_written_over_stays_in_order() -> None:

@@ -210,6 +210,19 @@ def test_a_refusal_names_the_operation_and_leaves_nothing(
 # --- the folder -----------------------------------------------------------------------------------
 
 
+def scale_(x: Tensor, factor: Tensor) -> Tensor:
+    return torch.relu(x) * factor
+
+
+def test_an_operators_name_does_not_say_that_it_writes_over_its_arguments(tmp_path: Path) -> None:
+    eject(scale_, torch.ones(2), torch.ones(2), out=tmp_path / "scale")
+    assert load_op(str(tmp_path / "scale")).name == "ejected::scale"
+    for name in ("scale_", "a b", "def"):
+        with pytest.raises(EjectError, match=f"'{name}' cannot name an operator"):
+            eject(scale_, torch.ones(2), torch.ones(2), out=tmp_path / "refused", name=name)
+    assert not (tmp_path / "refused").exists()
+
+
 def test_an_existing_folder_is_refused(tmp_path: Path) -> None:
     function, args = EXAMPLES["rms_norm"]
     with pytest.raises(EjectError, match="exists; name a folder that does not, or give --force"):

@@ -35,6 +35,35 @@ def test_a_mean_of_joined_tensors_is_divided(tmp_path: Path) -> None:
     assert torch.equal(found, mean_of_joined(x))
 
 
+def gated_flat(x):
+    value, gate = x.chunk(2, dim=-1)
+    gated = (value * gate.relu()).flatten(0, 1)
+    return gated - gated.mean(0, keepdim=True)
+
+
+def every_other_twice(x):
+    some = x[::2]
+    joined = torch.cat((some, some * 2))
+    return joined - joined.mean(0, keepdim=True)
+
+
+def test_a_division_that_is_exact_in_the_example_alone(tmp_path: Path) -> None:
+    """Halves of a dimension are one size in a kernel, so that their product is not a half of
+    another; (n + 1) // 2 is right for every n."""
+    eject(gated_flat, torch.ones(3, 4), out=tmp_path / "halves")
+    halves = load_op(str(tmp_path / "halves")).implementations["cpp"]
+    assert halves.supports(torch.ones(4, 3)) == "width is 3, which is no multiple of 2"
+    for shape in ((3, 4), (1, 2), (0, 2)):
+        x = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+        assert torch.equal(halves.forward(x), gated_flat(x)), shape
+    eject(every_other_twice, torch.ones(17), out=tmp_path / "every_other")
+    every_other = load_op(str(tmp_path / "every_other")).implementations["cpp"]
+    for length in (2, 3, 16, 17):
+        x = torch.arange(float(length))
+        assert every_other.supports(x) is None
+        assert torch.equal(every_other.forward(x), every_other_twice(x)), length
+
+
 def rounded_to_float(x, weight):
     return (x.float() * 3).to(x.dtype) * weight
 

@@ -209,6 +209,15 @@ class Block(nn.Module):
         return F.relu(self.norm(x) * 2)
 
 
+class Normalised(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(x) * 2)
+
+
 class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -247,6 +256,62 @@ def test_a_module_keeps_its_state_dict(
     assert int(fused.norm.num_batches_tracked) == (2 if kind is Block else 4)
     with pytest.raises(RuntimeError, match=r"ejected in \.train\(\) mode"):
         fused.eval()(inputs[0])
+
+
+def fused_like(
+    original: nn.Module, folder: Path, x: Tensor, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> nn.Module:
+    """Return ``module.py``'s module of a package in ``folder``, with the original's state."""
+    fuselab.eject(copy.deepcopy(original), x, out=folder, name=folder.name, **options)
+    monkeypatch.syspath_prepend(str(folder.parent))
+    made = importlib.import_module(f"{folder.name}.module")
+    fused: nn.Module = getattr(made, type(original).__name__)(copy.deepcopy(original))
+    return fused
+
+
+@pytest.mark.parametrize(
+    ("kind", "momentum", "shape", "is_standalone"),
+    [
+        (nn.BatchNorm3d, None, (2, 3, 2, 1, 4), False),
+        (nn.BatchNorm1d, 0.1, (5, 3, 2), True),
+    ],
+)
+def test_batch_norms_of_every_rank_keep_their_averages(
+    kind: Callable[..., nn.Module],
+    momentum: float | None,
+    shape: tuple[int, ...],
+    is_standalone: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = Normalised(kind(3, momentum=momentum)).double()
+    folder = tmp_path / f"rank_{len(shape)}_{is_standalone}".lower()
+    x = drawn(*shape)
+    fused = fused_like(original, folder, x, monkeypatch, standalone=is_standalone)
+    inputs = [x, drawn(shape[0] + 1, *shape[1:]), x * 3]
+    torch.testing.assert_close(trained(fused, inputs), trained(original, inputs))
+    assert original.norm.momentum == momentum and "forward" not in vars(original.norm)
+
+
+def test_statistics_in_eval_mode_are_constants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Normalised(nn.BatchNorm1d(3)).eval().requires_grad_(requires_grad=False)
+    original.norm.weight.requires_grad_()
+    x = torch.ones(5, 3)
+    fused_like(original, tmp_path / "frozen_norm", x, monkeypatch)
+    package = importlib.import_module("frozen_norm")
+    wants_none = {"norm_bias", "norm_running_mean", "norm_running_var"}
+    assert set(package.OP.gradient.frozen) == wants_none
+    mean = torch.zeros(3, requires_grad=True)
+    with pytest.raises(DifferentiationError, match="eject it with this argument requiring one"):
+        package.frozen_norm(
+            x,
+            norm_weight=torch.ones(3),
+            norm_bias=torch.zeros(3),
+            norm_running_mean=mean,
+            norm_running_var=torch.ones(3),
+        )
 
 
 def test_check_judges_what_a_composition_writes() -> None:

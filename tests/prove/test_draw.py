@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fuselab.errors import ArgumentError
 from fuselab.op import Inputs
-from fuselab.prove.draw import LAYOUTS, VALUES, RecordedDraw, lay_out, make_values, shrink
+from fuselab.prove.draw import LARGE, LAYOUTS, VALUES, RecordedDraw, lay_out, make_values, shrink
 from fuselab.prove.subject import Subject
 from fuselab.runtime.signature import accepted
 
@@ -92,7 +92,11 @@ def test_layouts_are_what_they_are_called() -> None:
         "odd offset": (4, 1),
         "transposed": (1, 3),
         "padded rows": (7, 1),
+        "padded outer": (6, 1),
+        "swapped": (1, 3),
+        "rotated": (4, 1),
         "every other": (8, 2),
+        "every other row": (8, 1),
         "expanded": (1, 0),
         "expanded rows": (0, 1),
         "one element": (0, 0),
@@ -211,9 +215,66 @@ def test_a_draw_that_the_reference_refuses_twenty_times_is_no_trial() -> None:
     sizes = iter([0, 0, 3])
     assert accepted(reference, lambda: (torch.ones(next(sizes), 3),))[0].shape == (3, 3)
     refusing = honest.make_op("refusing", draw=lambda _: Inputs(accepted(reference, _nothing)))
-    subject = Subject.here(refusing, "plain", torch.device("cpu"), torch.float32)
+    subject = Subject.here(refusing, "plain", CPU, torch.float32)
     assert subject.draw("shapes", 0) is None
 
 
 def _nothing() -> tuple[Tensor, ...]:
     return (torch.ones(0, 3),)
+
+
+def test_outer_dimensions_have_gaps_steps_and_another_order() -> None:
+    values = torch.arange(24.0).reshape(2, 3, 4)
+    expected = {
+        "padded outer": (20, 4, 1),
+        "swapped": (4, 8, 1),
+        "rotated": (12, 1, 3),
+        "every other row": (24, 8, 1),
+    }
+    for layout, strides in expected.items():
+        laid_out = lay_out(values, layout, CPU)
+        assert laid_out.stride() == strides, layout
+        assert torch.equal(laid_out, values), layout
+
+
+def test_every_remainder_by_eight_is_drawn() -> None:
+    source = random.Random(0)
+    for turn in range(8):
+        draw = RecordedDraw(
+            CPU,
+            torch.float32,
+            source,
+            layouts=("contiguous",),
+            values=("normal",),
+            turn=turn,
+        )
+        size = draw.size()
+        assert size % 8 == turn
+        replayed = RecordedDraw(
+            draw.device,
+            draw.dtype,
+            replay=draw.choices,
+            layouts=draw.layouts,
+            values=draw.values,
+        )
+        assert replayed.size() == size
+
+
+def test_a_large_draw_exceeds_its_number_in_one_dimension() -> None:
+    for turn, number in enumerate(LARGE):
+        draw = RecordedDraw(
+            CPU,
+            torch.float32,
+            random.Random(turn),
+            turn=turn,
+            large=len(LARGE),
+            max_numel=2 * LARGE[-1],
+        )
+        sizes = [draw.size() for _ in range(3)]
+        assert math.prod(sizes) > number
+        if number < LARGE[-1]:
+            assert number < max(sizes) <= number + 64
+        again = RecordedDraw(
+            draw.device, draw.dtype, replay=draw.choices, large=len(LARGE), max_numel=1 << 21
+        )
+        assert [again.size() for _ in range(3)] == sizes

@@ -16,8 +16,11 @@ from gallery import (
     wrong,
     wrong_arguments,
     wrong_calls,
+    wrong_declarations,
     wrong_gradients,
+    wrong_memory,
     wrong_outputs,
+    wrong_sizes,
     wrong_state,
 )
 from gallery.wrong import Exhibit
@@ -36,7 +39,14 @@ EXHIBITS = [
     *several_outputs.EXHIBITS,
 ]
 # Of these only the check that must catch them is made, and the operator's cases.
-NARROW = [*wrong_outputs.EXHIBITS, *wrong_calls.EXHIBITS, *wrong_state.EXHIBITS]
+NARROW = [
+    *wrong_outputs.EXHIBITS,
+    *wrong_calls.EXHIBITS,
+    *wrong_state.EXHIBITS,
+    *wrong_sizes.EXHIBITS,
+    *wrong_memory.EXHIBITS,
+    *wrong_declarations.EXHIBITS,
+]
 OTHERS: dict[str, Callable[[str, str], FusedOp]] = {
     "in_place": in_place.make_op,
     "in_place_sequence": in_place.make_sequence_op,
@@ -47,7 +57,7 @@ OTHERS: dict[str, Callable[[str, str], FusedOp]] = {
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # These take a second each, and show nothing about an operator that another check is about.
 SLOW = {"operator", "compile", "compiled gradients", "torch.func", "many calls", "two threads"}
-SLOW |= {"held outputs", "leaks"}
+SLOW |= {"held outputs", "leaks", "large"}
 
 
 @pytest.fixture(autouse=True)
@@ -103,12 +113,12 @@ def test_its_own_check_catches_a_wrong_operator(
     exhibit: Exhibit, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = [
-        replace(known, shrink_tries=2)
+        replace(known, shrink_tries=0 if known.large else 2)
         for known in check_group.CHECKS
         if known.name in {"cases", exhibit.caught_by}
     ]
     monkeypatch.setattr(check_group, "CHECKS", tuple(wanted))
-    monkeypatch.setattr(accuracy, "COPIES", 4)
+    monkeypatch.setattr(accuracy, "COPIES", 1 if exhibit.caught_by == "large" else 4)
     report = check(exhibit.build(device), dtype=exhibit.dtype, quick=True, seed=0, device=device)
     assert exhibit.caught_by in report.failed_checks(), report
     assert exhibit.passes_its_cases is ("cases" not in report.failed_checks())

@@ -16,6 +16,7 @@ INFIX = {
     operator.mul: "*",
     operator.truediv: "/",
     operator.floordiv: "//",
+    operator.mod: "%",
     operator.matmul: "@",
     operator.pow: "**",
     operator.lt: "<",
@@ -26,11 +27,16 @@ INFIX = {
     operator.ne: "!=",
     operator.and_: "&",
     operator.or_: "|",
+    operator.xor: "^",
+    operator.lshift: "<<",
+    operator.rshift: ">>",
 }
+_PREFIX = {operator.neg: "-", operator.pos: "+", operator.invert: "~", operator.inv: "~"}
 
 
-def call_text(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
-    """Return a call as Python text; ``names`` has the texts of its operands."""
+def call_text(node: fx.Node, names: Mapping[Any, str]) -> str:
+    """Return a call as Python text; ``names`` has the texts of its operands, and for
+    ``torch.device`` that of the device of all tensors, which is not the example's."""
     arguments = [_text(value, names) for value in node.args]
     keywords = [f"{key}={_text(value, names)}" for key, value in node.kwargs.items()]
     target: Any = node.target
@@ -38,8 +44,8 @@ def call_text(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
         return f"{arguments[0]}.{target}({', '.join([*arguments[1:], *keywords])})"
     if target in INFIX and len(arguments) == 2:
         return f"{arguments[0]} {INFIX[target]} {arguments[1]}"
-    if target is operator.neg:
-        return f"-{arguments[0]}"
+    if target in _PREFIX:
+        return f"{_PREFIX[target]}{arguments[0]}"
     if target is operator.getitem:
         return f"{arguments[0]}[{_subscript(node.args[1], names)}]"
     if target is getattr:
@@ -56,7 +62,7 @@ def _public_name(target: Any) -> str:
     return f"{target.__module__}.{target.__name__}"
 
 
-def _subscript(value: Any, names: Mapping[fx.Node, str]) -> str:
+def _subscript(value: Any, names: Mapping[Any, str]) -> str:
     if isinstance(value, tuple):
         return ", ".join(_subscript(item, names) for item in value)
     if isinstance(value, slice):
@@ -66,7 +72,7 @@ def _subscript(value: Any, names: Mapping[fx.Node, str]) -> str:
     return "..." if value is Ellipsis else _text(value, names)
 
 
-def _text(value: Any, names: Mapping[fx.Node, str]) -> str:
+def _text(value: Any, names: Mapping[Any, str]) -> str:
     if isinstance(value, fx.Node):
         return names[value]
     if isinstance(value, (list, tuple)):
@@ -74,6 +80,8 @@ def _text(value: Any, names: Mapping[fx.Node, str]) -> str:
         return f"[{inner}]" if isinstance(value, list) else f"({inner})"
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
+    if isinstance(value, torch.device):
+        return names.get(torch.device, f'torch.device("{value}")')
     return repr(value)
 
 

@@ -26,6 +26,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx.experimental import _config as fx_config
 
 from fuselab.ejection import batch_norm
+from fuselab.ejection.cumulative import traceable_averages
 from fuselab.ejection.equal_sizes import equal_sizes, equate_sizes
 from fuselab.ejection.returned import Returned, StandIns, output_node, results_of
 from fuselab.ejection.written import written_in
@@ -312,10 +313,8 @@ def trace(
     name: str,
     inference: bool = False,
 ) -> Captured:
-    """Return the graph of the PyTorch functions that ``function`` calls, without gradients.
-
-    The nodes' values are in ``meta["example_value"]``. Raises EjectError as ``capture`` does.
-    """
+    """Return the graph of the PyTorch functions that ``function`` calls, without gradients; the
+    nodes' values are in ``meta["example_value"]``. Raises EjectError as ``capture`` does."""
     held: dict[str, Any] = {}
 
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
@@ -382,6 +381,7 @@ def _run_dynamo(
         shape_config.patch(use_duck_shape=False),
         dynamo_config.patch(specialize_float=True, specialize_int=True),
         grad_mode,
+        traceable_averages(function),
     ):
         compiled = torch.compile(function, backend=backend, dynamic=True, fullgraph=True)
         try:
@@ -394,8 +394,10 @@ def _run_dynamo(
                 "part of it that has no such line."
             ) from error
         except TorchDynamoException as error:
-            written = _written_arguments(function, args, keywords) - set(frozen)
-            if inference or not written:
+            written: set[str] = set()
+            if not inference:
+                written = _written_arguments(function, args, keywords) - set(frozen)
+            if not written:
                 raise EjectError(
                     f"{name} cannot be traced: {_reason(error)}{_user_line(error)}."
                 ) from error

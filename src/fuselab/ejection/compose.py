@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from fuselab.ejection.calls import call_text
@@ -168,7 +169,7 @@ def _tensors(cut: Cut) -> int:
 
 
 def _function(cut: Cut) -> str:
-    names = dict(cut.names)
+    names: dict[Any, str] = {**cut.names, torch.device: f"{cut.parameters[0]}.device"}
     for node in cut.captured.traced.graph.nodes:
         if is_number(node):
             names[node] = cut.sizes.value_text(node.meta["example_value"])
@@ -193,7 +194,7 @@ def _is_word(word: str, text: str) -> bool:
     return word in text.replace("(", " ").replace(")", " ").replace(",", " ").split()
 
 
-def _step(step: Region | fx.Node, names: Mapping[fx.Node, str]) -> list[str]:
+def _step(step: Region | fx.Node, names: Mapping[Any, str]) -> list[str]:
     if isinstance(step, Region):
         given = ", ".join(names[one] for one in step.inputs)
         results = ", ".join(names[one] for one in step.outputs)

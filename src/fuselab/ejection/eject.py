@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,8 +81,13 @@ def ejected(
 ) -> Ejected:
     """Return the files of ``function``: one operator where all of it can be, else a composition.
 
-    Raises EjectError where no part of it can become a kernel.
+    Raises EjectError where no part of it can become a kernel, or ``name`` names no operator.
     """
+    if not name.isidentifier() or keyword.iskeyword(name) or name.endswith("_"):
+        raise EjectError(
+            f"{name!r} cannot name an operator, which is a Python function whose name does not end "
+            "in '_': name another."
+        )
     try:
         package = planned_package(function, args, keywords, name, inference)
     except EjectError as refused:
@@ -103,6 +109,8 @@ def about(name: str) -> dict[str, Any]:
 
 
 def default_name(function: Callable[..., Any]) -> str:
-    """Return the name of a function, or of a module's class, as an operator's name."""
+    """Return the name of a function, or of a module's class, as an operator's name: without the
+    ``_`` at the end, which would say that the operator itself writes over its arguments."""
     name = getattr(function, "__name__", type(function).__name__)
+    name = "function" if name == "<lambda>" else name.rstrip("_")
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

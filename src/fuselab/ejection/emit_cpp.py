@@ -328,11 +328,11 @@ class _Kernel:
         self.hoist([picked.value])
         known_index = self.known[picked.index].removeprefix("at(").removesuffix(")")
         self.open(f"const auto {self.names[one]} = rows.pick({known_index}, [=](auto at) {{")
-        outer, kept = dict(self.known), self.kept
-        self.kept = {}
+        outer, kept, is_kept = dict(self.known), self.kept, self.is_kept
+        self.kept, self.is_kept = {}, set()
         self.define([picked.value])
         self.write(f"return {self.vector(picked.value, 'float')};")
-        self.kept = kept
+        self.kept, self.is_kept = kept, is_kept
         self.close(outer)
         self.known[one] = f"at({self.names[one]})"
 

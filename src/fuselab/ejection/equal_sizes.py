@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import sympy
@@ -9,44 +10,101 @@ import torch
 from torch import Tensor, fx
 
 aten = torch.ops.aten
+_CHOICES = (aten.gather, aten.scatter, aten.scatter_add)
 
 
 def equate_sizes(graph: fx.Graph) -> None:
     """Make the sizes of an index one with those of the tensor that it chooses from, where they are
     equal in the example: PyTorch would allow the index to be smaller."""
     for node in graph.nodes:
-        if getattr(node.target, "overloadpacket", None) not in (
-            aten.gather,
-            aten.scatter,
-            aten.scatter_add,
-        ):
+        if getattr(node.target, "overloadpacket", None) not in _CHOICES:
             continue
-        tensor, dim, index = node.args[0].meta["val"], node.args[1], node.args[2].meta["val"]
+        tensor, dim, index = _choice(node)
         for place, (one, other) in enumerate(zip(tensor.shape, index.shape, strict=True)):
             if place != dim % tensor.dim() and _hint(one) == _hint(other):
                 bool(one == other)  # from here on the tracer's symbols for them are the same
 
 
 def equal_sizes(graph: fx.Graph) -> dict[sympy.Symbol, sympy.Expr]:
-    """Return the sizes that pointwise operators have found equal to an expression of others, such
-    as the half of another: PyTorch goes on with both."""
+    """Return the sizes that pointwise operators and choices of elements have found equal to an
+    expression of others: PyTorch goes on with both.
+
+    Such a size is the half of another. Where products are equal, as where two tensors are flattened
+    before they meet, the factors are: PyTorch would allow others with the same product.
+    """
     found: dict[sympy.Symbol, sympy.Expr] = {}
+    for one, other, hint in _equal_pairs(graph):
+        one, other = one.subs(found), other.subs(found)
+        if one.is_Symbol and not one.free_symbols & other.free_symbols:
+            equal = {one: other}
+        else:
+            equal = _equal_factors(one, other, hint)
+        found = {symbol: size.subs(equal) for symbol, size in found.items()} | equal
+    return found
+
+
+def _equal_pairs(
+    graph: fx.Graph,
+) -> Iterator[tuple[sympy.Expr, sympy.Expr, Mapping[sympy.Symbol, int]]]:
+    """Yield expressions of sizes that are equal in the example, and have to be in any call, with
+    the sizes of the example in the order of the arguments."""
+    hints: dict[sympy.Symbol, int] = {}
     for node in graph.nodes:
-        if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
-            continue
-        shape = node.meta["val"].shape
+        value = node.meta.get("val")
+        if node.op == "placeholder" and isinstance(value, Tensor):
+            shape: tuple[Any, ...] = tuple(value.shape)
+            sizes = [size.node for size in shape if isinstance(size, torch.SymInt)]
+            hints.update({size.expr: size.hint for size in sizes if size.expr.is_Symbol})
+        for size, whole in _sizes_that_meet(node):
+            if isinstance(size, torch.SymInt) and isinstance(whole, torch.SymInt):
+                one, other = size.node.expr, whole.node.expr
+                is_new = one != other and not (one.is_Symbol and other.is_Symbol)
+                if is_new and size.node.hint == whole.node.hint:
+                    yield one, other, hints
+
+
+def _sizes_that_meet(node: fx.Node) -> Iterator[tuple[Any, Any]]:
+    """Yield each size of an operand with that of the dimension of the result that it goes to."""
+    if torch.Tag.pointwise in getattr(node.target, "tags", ()):
         for source in node.all_input_nodes:
             value = source.meta.get("val")
-            if not isinstance(value, Tensor):
-                continue
-            for size, whole in zip(reversed(value.shape), reversed(shape), strict=False):
-                if not isinstance(size, torch.SymInt) or not isinstance(whole, torch.SymInt):
-                    continue
-                one, other = size.node.expr, whole.node.expr
-                is_equal = size.node.hint == whole.node.hint and one not in other.free_symbols
-                if is_equal and one.is_Symbol and not other.is_Symbol:
-                    found.setdefault(one, other)
-    return {one: other for one, other in found.items() if not other.free_symbols & found.keys()}
+            if isinstance(value, Tensor):
+                yield from zip(
+                    reversed(value.shape), reversed(node.meta["val"].shape), strict=False
+                )
+    elif getattr(node.target, "overloadpacket", None) in _CHOICES:
+        tensor, dim, index = _choice(node)
+        for place, pair in enumerate(zip(index.shape, tensor.shape, strict=True)):
+            if place != dim % max(tensor.dim(), 1):
+                yield pair
+
+
+def _equal_factors(
+    one: sympy.Expr, other: sympy.Expr, hints: Mapping[sympy.Symbol, int]
+) -> dict[sympy.Symbol, sympy.Expr]:
+    """Return the factors of a product that are those of another, by their sizes in the example, and
+    by the order of the arguments' dimensions where several have one size."""
+    order = list(hints)
+    left, right = (set(sympy.Mul.make_args(sympy.factor(size))) for size in (one, other))
+    mine, theirs = left - right, right - left
+    if len(mine) != len(theirs) or any(len(part.free_symbols) != 1 for part in mine | theirs):
+        return {}
+
+    def by_size(part: sympy.Expr) -> tuple[int, int]:
+        return int(part.subs(hints)), order.index(*part.free_symbols)
+
+    found: dict[sympy.Symbol, sympy.Expr] = {}
+    for part, like in zip(sorted(mine, key=by_size), sorted(theirs, key=by_size), strict=True):
+        (symbol,), (equal,) = part.free_symbols, like.free_symbols
+        if part.subs(symbol, equal) != like or hints[symbol] != hints[equal]:
+            return {}
+        found[symbol] = equal
+    return found
+
+
+def _choice(node: Any) -> tuple[Tensor, int, Tensor]:
+    """Return the tensor, the dimension and the index of a choice of elements."""
+    return node.args[0].meta["val"], node.args[1], node.args[2].meta["val"]
 
 
 def _hint(size: Any) -> int:

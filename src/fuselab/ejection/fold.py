@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
 
@@ -86,4 +87,20 @@ def _split(text: str, separators: tuple[str, ...]) -> list[str]:
 
 def formatted(text: str) -> str:
     """Return Python text with its long lines folded."""
-    return "\n".join(folded for line in text.split("\n") for folded in fold(line))
+    return "\n".join(line for long in text.split("\n") for line in _folded(long))
+
+
+def _folded(line: str) -> list[str]:
+    """Return a line folded, or as it is where that would be other code: a comment, or statements of
+    the user's code that share a line."""
+    lines = fold(line)
+    tail = " pass" if line.rstrip().endswith(":") else ""
+    try:
+        wanted = ast.dump(ast.parse(line.strip() + tail))
+    except SyntaxError:  # a part of a statement
+        return lines
+    try:
+        found = ast.dump(ast.parse(textwrap.dedent("\n".join(lines)) + tail))
+    except SyntaxError:
+        return [line]
+    return lines if found == wanted else [line]

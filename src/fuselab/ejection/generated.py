@@ -23,9 +23,9 @@ from torch import Tensor
 import fuselab
 from fuselab.ejection.eject import about
 from fuselab.ejection.folder import is_intact, write_folder
+from fuselab.ejection.from_text import function_of
 from fuselab.ejection.kernels import DoesNotFitError
 from fuselab.ejection.package import Package, planned_package
-from fuselab.ejection.regions import function_of
 from fuselab.ejection.write import package_files
 from fuselab.errors import EjectError
 from fuselab.op import FusedOp, dtype_name

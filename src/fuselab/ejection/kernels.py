@@ -47,6 +47,7 @@ from fuselab.ejection.loops import (
     walk,
 )
 from fuselab.ejection.parts import constant_of, leaves, memory_of, unexpanded
+from fuselab.errors import EjectError
 
 
 class DoesNotFitError(Exception):
@@ -170,8 +171,8 @@ def product(axes: Sequence[Axis]) -> sympy.Expr:
 
 
 def quotient(size: sympy.Expr, by: sympy.Expr) -> sympy.Expr:
-    """Return ``size / by``, which is known to be whole."""
-    ratio = sympy.simplify(size / by)
+    """Return ``size / by``, which is known to be whole, as are the divisions in both."""
+    ratio = sympy.simplify(without_floors(size) / without_floors(by))
     numerator, denominator = ratio.as_numer_denom()
     return ratio if denominator == 1 else numerator // denominator
 
@@ -358,7 +359,12 @@ class Scheduler:
                 return
         alone = Kernel((), (), (), {})
         fresh = self.joined(alone, node, stored)
-        assert fresh is not None
+        if fresh is None:
+            line = f" ({node.line})" if node.line else ""
+            raise EjectError(
+                f"{node.name} is computed from tensors whose dimensions are split in different "
+                f"ways{line}; eject the parts before and after it."
+            )
         self.kernels.append(fresh)
         self.needs.append(sources)
 

@@ -7,7 +7,7 @@ PyTorch call between the kernels.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,6 +128,7 @@ class Program:
     outputs: tuple[Node, ...]
     gradients: tuple[Node | None, ...]
     conditions: Mapping[sympy.Expr, str]  # sizes that must not be negative, each with its line
+    divisions: Set[tuple[sympy.Expr, sympy.Expr]]  # sizes that numbers have to divide
 
     @property
     def results(self) -> tuple[Node, ...]:
@@ -154,6 +155,7 @@ def lower(captured: Captured, upstream: Sequence[str] = ("grad_output",)) -> Pro
         tuple(known[node] for node in captured.outputs),
         tuple(None if node is None else known[node] for node in captured.gradients),
         lowering.parts.conditions,
+        lowering.parts.divisions,
     )
 
 

@@ -13,15 +13,17 @@ from torch import Tensor
 
 from fuselab.ejection.capture import (
     Captured,
+    argument_name,
     capture,
     definitions_in_formulas,
     definitions_in_kernels,
 )
+from fuselab.ejection.exact_sizes import exact_size
 from fuselab.ejection.hand_over import with_handed_over
 from fuselab.ejection.kernels import Kernel, in_order, schedule, without_floors
 from fuselab.ejection.loops import Call, Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
-from fuselab.ejection.parts import behind_calls, exact_size, leaves
+from fuselab.ejection.parts import behind_calls, leaves
 from fuselab.ejection.plan import KernelPlan, Namer, Sizes, kernel_name, planned
 from fuselab.ejection.returned import Returned
 from fuselab.ejection.roundings import coarsest_rounding
@@ -163,7 +165,8 @@ class Package:
     def multiples(self) -> dict[str, int]:
         """Sizes that have to be multiples of a number, by name."""
         plans = (*self.forward, *self.backward)
-        return self.sizes.multiples([axis.size for plan in plans for axis in plan.axis_names])
+        sizes = [axis.size for plan in plans for axis in plan.axis_names]
+        return self.sizes.multiples(sizes, self.program.divisions)
 
     def held(self, plans: Sequence[KernelPlan]) -> tuple[str, ...]:
         """Return the names of what the kernels store for later kernels only."""
@@ -273,7 +276,7 @@ def planned_package(
         triton_backward,
         names,
         output_names,
-        frozenset({*frozen, *captured.written}),
+        frozenset({*frozen, *captured.written, *_without_gradient(formulas, inference)}),
     )
     if package.backward and (both := {*package.saved} & {*captured.written}):
         raise EjectError(
@@ -281,6 +284,21 @@ def planned_package(
             "over; let it return the new value."
         )
     return package
+
+
+def _without_gradient(captured: Captured, inference: bool) -> set[str]:
+    """Return the floating arguments that require no gradient in the example: buffers of a module,
+    and parameters that it has frozen."""
+    nodes = captured.traced.graph.find_nodes(op="placeholder")
+    pairs = ((argument_name(node), node.meta["example_value"]) for node in nodes)
+    return {
+        name
+        for name, value in pairs
+        if not inference
+        and isinstance(value, Tensor)
+        and value.is_floating_point()
+        and not value.requires_grad
+    }
 
 
 def _refuse_lost_rounding(captured: Captured) -> None:

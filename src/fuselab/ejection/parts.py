@@ -16,6 +16,7 @@ from typing import Any
 import sympy
 import torch
 
+from fuselab.ejection.exact_sizes import exact_divisions, exact_size
 from fuselab.ejection.loops import (
     Along,
     Axis,
@@ -41,58 +42,6 @@ from fuselab.ejection.loops import (
 ZERO, ONE = sympy.Integer(0), sympy.Integer(1)
 MOST_PARTS = 32  # kernels for more would be slower than one that copies
 Region = tuple[sympy.Expr, int, sympy.Expr]  # start, step, length
-
-
-class Floored(sympy.Function):  # type: ignore[misc]  # sympy has no types
-    """A whole division that is meant to lose the remainder, such as the number of windows in a
-    dimension; nothing has to divide for it."""
-
-    is_integer = True
-    is_nonnegative = True
-
-    @classmethod
-    def eval(cls, one: sympy.Expr, by: sympy.Expr) -> sympy.Expr | None:
-        """Return the quotient of numbers."""
-        if one.is_Integer and by.is_Integer:
-            return sympy.Integer(int(one) // int(by))
-        return None
-
-
-def floored(size: sympy.Expr) -> dict[sympy.Expr, sympy.Expr]:
-    """Return what to replace each whole division of a size by where it may lose a remainder."""
-    return {part: Floored(*part.args) for part in sympy.preorder_traversal(size) if _divides(part)}
-
-
-def exact_size(size: sympy.Expr, hints: Mapping[sympy.Symbol, int]) -> sympy.Expr:
-    """Return a size with one whole division at most, where all its divisions are exact in the
-    example: the halves of ``chunk``, which are ``(n + 1) // 2`` and ``n - (n + 1) // 2``, are both
-    ``n // 2``. The package then requires that ``n`` be even."""
-    divisions = [part for part in sympy.preorder_traversal(size) if _divides(part)]
-    if not divisions:
-        return size
-    exact = size.replace(_divides, lambda part: _fraction(part, hints))
-    numerator, denominator = sympy.together(exact).as_numer_denom()
-    numerator, denominator = sympy.factor(numerator), sympy.factor(denominator)
-    value, by = numerator.subs(hints), denominator.subs(hints)
-    if value % by or value // by != size.subs(hints):
-        return size  # not exact in the example
-    return numerator if denominator == 1 else divisions[0].func(numerator, denominator)
-
-
-def _divides(part: Any) -> bool:
-    return getattr(part.func, "__name__", "") == "FloorDiv"
-
-
-def _fraction(division: sympy.Expr, hints: Mapping[sympy.Symbol, int]) -> sympy.Expr:
-    """Return a whole division as a fraction that is exact in the example: without what is added to
-    round it up."""
-    numerator, denominator = division.args
-    added = numerator.as_coeff_Add()[0] if numerator.free_symbols else ZERO
-    rounded = numerator - added
-    by = denominator.subs(hints)
-    if 0 < added < by and rounded.subs(hints) % by == 0:
-        return rounded / denominator
-    return numerator / denominator
 
 
 def unexpanded(index: Index, sizes: Sequence[sympy.Expr]) -> Index:
@@ -140,6 +89,8 @@ class Parts:
         # Sizes that must not be negative: what is decided here by the example holds where they
         # are not.
         self.conditions: dict[sympy.Expr, str] = {}
+        # What whole divisions that are taken as exact divide, each with the number it divides by.
+        self.divisions: set[tuple[sympy.Expr, sympy.Expr]] = set()
 
     def require(self, size: sympy.Expr, line: str) -> None:
         """Note that the package holds where ``size`` is not negative."""
@@ -151,7 +102,11 @@ class Parts:
         return int(size.subs(self.hints)) if size.free_symbols else int(size)
 
     def exact(self, size: sympy.Expr) -> sympy.Expr:
-        return exact_size(sympy.expand(size), self.hints)
+        """Return a size with its divisions taken as exact, which the package then requires."""
+        exact = exact_size(size, self.hints)
+        if exact != size:
+            self.divisions.update(exact_divisions(size, self.hints))
+        return exact
 
     # --- slices
 
@@ -289,8 +244,11 @@ class Parts:
             first, last = self.hint(start), self.hint(start) + step * (self.hint(length) - 1)
             begin = self.hint(one.start)
             if one.step == 1 and begin <= first and last < begin + self.hint(size):
+                behind = self.exact(one.start + size - start - step * (length - 1) - 1)
+                if self.hint(length) == 0 and not behind.is_number:
+                    continue  # nothing in the example, and elsewhere not in this part
                 self.require(start - one.start, source.line)
-                self.require(one.start + size - start - step * (length - 1) - 1, source.line)
+                self.require(behind, source.line)
                 return self.cut(one.value, dim, self.exact(start - one.start), length, step)
         if step != 1 or any(one.step != 1 for one in source.parts):
             return None

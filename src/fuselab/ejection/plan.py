@@ -10,7 +10,7 @@ import keyword
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -240,10 +240,13 @@ class Sizes:
             return self.text(value.node.expr)
         return repr(value)
 
-    def multiples(self, sizes: Sequence[sympy.Expr]) -> dict[str, int]:
-        """Return the sizes that are divided, by name, and the number that divides them."""
+    def multiples(
+        self, sizes: Sequence[sympy.Expr], divisions: Set[tuple[sympy.Expr, sympy.Expr]]
+    ) -> dict[str, int]:
+        """Return the sizes that are divided in other ``sizes``, or by ``divisions``, by name, and
+        the number that divides them."""
         found: dict[str, int] = {}
-        for size in sizes:
+        for size in (*sizes, *(sympy.floor(one / by) for one, by in divisions)):
             for part in sympy.preorder_traversal(size):
                 if type(part).__name__ not in ("floor", "FloorDiv"):
                     continue

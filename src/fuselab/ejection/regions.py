@@ -9,8 +9,8 @@ two of its own.
 from __future__ import annotations
 
 import builtins
-import itertools
-import linecache
+import functools
+import inspect
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, fx
 from torch._ops import HigherOrderOperator
 
-from fuselab.ejection.calls import call_text
+from fuselab.ejection.calls import INFIX, call_text
 from fuselab.ejection.capture import Captured, argument_name, source_line, trace
+from fuselab.ejection.from_text import function_of
 from fuselab.ejection.groups import ARRANGING, groups_worth_a_kernel
 from fuselab.ejection.kernels import DoesNotFitError
 from fuselab.ejection.package import Package, planned_package
@@ -196,6 +197,7 @@ class _Cutter:
         self.traced = traced
         self.inference = inference
         self.graph = traced.traced.graph
+        _drop_assertions(self.graph)
         self.newer = _without_in_place(self.graph)
         self.sizes = Sizes(traced)
         self.names = _names(self.graph)
@@ -242,6 +244,12 @@ class _Cutter:
                     f"{self.traced.name} calls a custom autograd function, or control flow as an "
                     f"operator{line}; eject the parts before and after it."
                 )
+            if any(is_number(one) and not self._is_known(one) for one in node.all_input_nodes):
+                line = f" ({text})" if (text := source_line(node)) else ""
+                raise EjectError(
+                    f"{self.traced.name} reads a size that depends on values{line}; eject the "
+                    "parts before and after it."
+                )
         written = _aliases_of_written(self.calls)
         for node in self.calls:
             if node in written:
@@ -270,6 +278,14 @@ class _Cutter:
             self.reasons,
             frozen,
         )
+
+    def _is_known(self, number: fx.Node) -> bool:
+        """Return whether a number depends on the sizes of the arguments alone."""
+        value = _value(number)
+        several = value if isinstance(value, torch.Size) else [value]
+        held = [one for one in several if isinstance(one, (torch.SymInt, torch.SymFloat))]
+        known = {*self.sizes.names, *self.sizes.equal}
+        return all(known.issuperset(_symbols(one)) for one in held)
 
     def reason(self, node: fx.Node) -> str | None:
         """Return None if eject can write the call's kernel, else why not."""
@@ -338,7 +354,9 @@ class _Cutter:
             for dim, size in enumerate(_value(one).shape):
                 if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                     places.setdefault(size.node.expr, f"{self.names[one]}.shape[{dim}]")
-        names = dict(self.names)
+        names: dict[Any, str] = dict(self.names)
+        if inputs:
+            names[torch.device] = f"{self.names[inputs[0]]}.device"
         sizes = _SizesOf(places)
         lines: list[str] = []
         try:
@@ -439,12 +457,31 @@ def _writes(node: fx.Node) -> fx.Node | None:
     name = call_name(node)
     is_method = node.op == "call_method" and name.endswith("_") and not name.endswith("__")
     is_function = node.op == "call_function" and name.endswith("_") and not name.startswith("_")
+    is_function &= node.target not in INFIX  # `&` is ``operator.and_``
     written = node.target in _IN_PLACE or node.target is operator.setitem
-    if is_method or is_function or written or node.kwargs.get("inplace") is True:
+    if is_method or is_function or written or _is_asked_to_write(node):
         first = node.args[0] if node.args else node.kwargs.get("input")
         return first if isinstance(first, fx.Node) and not is_number(first) else None
     out = node.kwargs.get("out")
     return out if isinstance(out, fx.Node) else None
+
+
+def _is_asked_to_write(node: fx.Node) -> bool:
+    """Return whether a call has ``inplace=True``, by name or, as ``nn.Hardswish`` passes it, by
+    position."""
+    place = _place_of_inplace(node.target) if node.op == "call_function" else None
+    by_position = place is not None and node.args[place:] == (True,)
+    return by_position or node.kwargs.get("inplace") is True
+
+
+@functools.cache
+def _place_of_inplace(target: Any) -> int | None:
+    """Return which parameter of a function is ``inplace``, its last; None where it has none."""
+    try:
+        names = list(inspect.signature(target).parameters)
+    except (TypeError, ValueError):  # a builtin
+        return None
+    return len(names) - 1 if names and names[-1] == "inplace" else None
 
 
 def _storage(node: fx.Node) -> int | None:
@@ -462,6 +499,17 @@ def _aliases_of_written(calls: Sequence[fx.Node]) -> set[fx.Node]:
         if _writes(node) is not None
         or any(_storage(one) in storages for one in (node, *node.all_input_nodes))
     }
+
+
+def _drop_assertions(graph: fx.Graph) -> None:
+    """Remove what Dynamo asserts of sizes that depend on values, and nothing else reads."""
+    for node in reversed(graph.nodes):
+        held = _value(node)
+        is_condition = isinstance(held, (bool, torch.SymBool)) and not node.users
+        if node.target is torch.ops.aten._assert_scalar.default or (
+            is_condition and node.op == "call_function"
+        ):
+            graph.erase_node(node)
 
 
 def _without_in_place(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
@@ -495,8 +543,9 @@ def _make_new(node: fx.Node, name: str) -> None:
     target: Any = node.target
     if target in _IN_PLACE:
         node.target = _IN_PLACE[target]
-    elif node.kwargs.get("inplace") is True:
+    elif _is_asked_to_write(node):
         node.kwargs = {key: value for key, value in node.kwargs.items() if key != "inplace"}
+        node.args = node.args[: _place_of_inplace(target)]
     elif node.op == "call_method":
         node.target = name[:-1]
     else:
@@ -542,18 +591,3 @@ def _example(fake: Tensor) -> Tensor:
     sizes, strides = list(map(_hint, fake.shape)), list(map(_hint, fake.stride()))
     made = torch.empty_strided(sizes, strides, dtype=fake.dtype, device=fake.device)
     return made if fake.is_floating_point() else made.zero_()
-
-
-# --- functions from text --------------------------------------------------------------------------
-
-_serial = itertools.count()
-
-
-def function_of(name: str, text: str) -> FunctionType:
-    """Return the function that ``text`` defines; ``inspect.getsource`` finds its text."""
-    file = f"<{name}, region {next(_serial)}>"
-    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-    held: dict[str, Any] = {"torch": torch, "__name__": "fuselab_region"}
-    exec(compile(text, file, "exec"), held)
-    function: FunctionType = held[name]
-    return function

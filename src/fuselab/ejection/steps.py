@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from fuselab.ejection.capture import is_user_named, source_line, user_name
+from fuselab.ejection.exact_sizes import floored
 from fuselab.ejection.loops import (
     Constant,
     Index,
@@ -21,7 +22,7 @@ from fuselab.ejection.loops import (
     Size,
     View,
 )
-from fuselab.ejection.parts import Parts, exact_size, floored
+from fuselab.ejection.parts import Parts
 from fuselab.ejection.two_steps import by_rows, in_two_steps
 from fuselab.errors import EjectError
 
@@ -75,7 +76,7 @@ class Steps:
         return tuple(self.exact(expression_of(size)) for size in value.shape)
 
     def exact(self, size: sympy.Expr) -> sympy.Expr:
-        return exact_size(size.subs(self.equal).xreplace(self.floors), self.hints)
+        return self.parts.exact(size.subs(self.equal).xreplace(self.floors))
 
     def floored_sizes(self, value: Tensor) -> tuple[sympy.Expr, ...]:
         """Return the sizes of a traced tensor, whose divisions may lose a remainder here and in all

@@ -10,7 +10,6 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import fx
 
 from fuselab.ejection.calls import call_text
 from fuselab.ejection.capture import Captured, argument_name
@@ -202,7 +201,7 @@ def _traced(captured: Captured, outputs: Sequence[str]) -> str:
     sizes = Sizes(captured)
     lines = sizes.statements(captured.parameters)
     lines += _copies(captured) if outputs else []
-    names: dict[fx.Node, str] = {}
+    names: dict[Any, str] = {torch.device: f"{captured.parameters[0]}.device"}
     for node in captured.traced.graph.nodes:
         value = node.meta.get("example_value")
         if isinstance(value, torch.SymInt):

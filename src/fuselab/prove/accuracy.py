@@ -353,6 +353,7 @@ class Bar:
         together: EvaluateAll | None = None,
     ) -> None:
         self.evaluate, self.names, self.slack = evaluate, names, slack
+        self.copies, self.gentle = COPIES, GENTLE
         self.evaluate_all = together or self._one_by_one
         self.evaluate_composed = composed or self._evaluate_composed
         # An implementation that writes to its inputs must not change what it is judged by.
@@ -366,6 +367,12 @@ class Bar:
                 self.eager, self._float32_error(lambda value: value), strict=True
             )
         ]
+
+    def with_few_copies(self, copies: int) -> Bar:
+        """Return this bar, which measures eager's error on ``copies`` copies and as many with
+        one-ulp moves; for large inputs, whose long rows need few."""
+        self.copies, self.gentle = min(copies, COPIES), 1
+        return self
 
     def _float32_error(self, move: Callable[[Any], Any]) -> Errors:
         """Compute, per result and row, float32's error times 2^-29 on a copy of the inputs that
@@ -395,10 +402,10 @@ class Bar:
         # The copies of a large case are drawn in milliseconds on the device of the results.
         device = next((value.device for value in self.eager if value is not None), "cpu")
         generator = torch.Generator(device).manual_seed(len(self.values))
-        for number in range((1 + GENTLE) * COPIES):
-            if number == COPIES and not all(judgement.may_jump for judgement in judgements):
+        for number in range((1 + self.gentle) * self.copies):
+            if number == self.copies and not all(judgement.may_jump for judgement in judgements):
                 break
-            how = "gentle" if number >= COPIES else "far" if number % 2 else "near"
+            how = "gentle" if number >= self.copies else "far" if number % 2 else "near"
             self._measure_copy(generator, how, results)
             judgements = [
                 self._judge_one(place, results[place]) if judgement.curable else judgement

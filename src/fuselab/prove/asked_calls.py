@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -51,6 +52,25 @@ def with_gradients(function: Function, places: Sequence[int], values: Sequence[A
     outputs = outputs_in(function(*leaves))
     grads = pulled_back(outputs, at(leaves, places), upstream)
     return [*(output.detach() for output in outputs), *grads]
+
+
+def in_rows(function: Function, width: int, places: Sequence[int] | None, values: Any) -> Results:
+    """Return the outputs, with the gradients of the tensors at ``places`` where there are some,
+    joined to rows of ``width`` elements."""
+    if places is None:
+        return joined(results(function, *values), width)
+    return joined(with_gradients(function, places, values), width)
+
+
+def joined(found: Sequence[Tensor | None], width: int) -> Results:
+    """Return large results as matrices with rows of ``width`` elements, the rest of the last row
+    zeros."""
+    return [
+        one
+        if one is None or one.numel() <= width
+        else F.pad(one.detach().flatten(), (0, -one.numel() % width)).view(-1, width)
+        for one in found
+    ]
 
 
 def second_derivatives(

@@ -6,6 +6,7 @@ and never an implementation.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import ArgumentError, FuselabError
-from fuselab.op import Inputs
+from fuselab.op import FusedOp, Inputs, tensors_in
 from fuselab.prove.arguments import mapped
 from fuselab.prove.draw import RecordedDraw
 from fuselab.prove.facts import facts_of
@@ -62,7 +63,9 @@ def drawn(
 def _vary_a_case(held: Held, draw: RecordedDraw, names: Sequence[str], seed: int) -> Inputs:
     """Return a case's inputs with drawn values and layouts, for an operator without ``draw``."""
     case = draw.choice([case for case in held.op.cases if case.name in names])
-    made = case.make(torch.device("cpu"), draw.dtype, torch.Generator().manual_seed(seed))
+    # Integers and booleans keep the values of the case, which therefore differ between trials.
+    generator = torch.Generator().manual_seed(seed + draw.below(1 << 16))
+    made = case.make(torch.device("cpu"), draw.dtype, generator)
 
     def vary(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -103,6 +106,29 @@ def refusal_of(held: Held, args: Sequence[Any]) -> str | None:
     except (FuselabError, RuntimeError, TypeError, ValueError) as error:
         return str(error)
     return None
+
+
+def unsupported(held: Held, implementation: str, args: Sequence[Any]) -> str | None:
+    """Return why the operator or the implementation does not take ``args``, or None."""
+    return refusal_of(held, args) or dispatch.why_not(held.op, implementation, args)
+
+
+def declared_cost(held: Held, args: Sequence[Any]) -> tuple[int, int] | None:
+    """Return the bytes that the declared cost reads and writes; None where nothing is declared."""
+    if getattr(held.op.cost, "__func__", None) is FusedOp._least_cost:
+        return None
+    cost = held.op.cost(*args)
+    return int(cost.bytes_read), int(cost.bytes_written)
+
+
+def peer_results(held: Held, args: Sequence[Any]) -> dict[str, list[Tensor]]:
+    """Return the tensors that each of the operator's peers returns; a peer that refuses the
+    arguments is left out."""
+    found = {}
+    for name, peer in held.op.peers.items():
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, IndexError):
+            found[name] = list(tensors_in((peer(*args),)))
+    return found
 
 
 def autocast_refusal(

@@ -281,8 +281,11 @@ CHECKS = (
     Check(
         "gradients",
         gradients_are_right,
-        values=("normal", "wide", "zeros", "equal", "large negative", "infinities", "NaN"),
-        quick=24,
+        values=(
+            *("normal", "wide", "zeros", "equal", "large negative", "subnormal"),
+            *("infinities", "NaN"),
+        ),
+        quick=28,
         full=144,
         max_numel=4096,
         turns=True,

@@ -13,8 +13,10 @@ import torch
 from fuselab.errors import ArgumentError, UnknownNameError
 from fuselab.prove import (
     check_calls,
+    check_declaration,
     check_device,
     check_gradients,
+    check_inputs,
     check_memory,
     check_outputs,
     check_torch,
@@ -28,8 +30,10 @@ from fuselab.runtime import fallback
 
 CHECKS: tuple[Check, ...] = (
     *check_memory.STATE_CHECKS,  # these run before anything else has called the implementation
+    *check_declaration.CHECKS,
     *check_values.CHECKS,
     *check_memory.CHECKS,
+    *check_inputs.CHECKS,
     *check_outputs.CHECKS,
     *check_calls.CHECKS,
     *check_gradients.CHECKS,

@@ -325,8 +325,9 @@ CHECKS = (
         inputs_stay_as_they_are,
         layouts=LAYOUTS,
         values=VALUES,
-        quick=8,
+        quick=12,
         max_numel=4096,
+        turns=True,
     ),
     # The same inputs give the same bits.
     Check("repeated", repeated_calls_agree, quick=4, full=12, applies=_deterministic),

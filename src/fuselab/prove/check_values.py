@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from fuselab.op import tensors_in
+from fuselab.prove.arguments import tensor_names
+from fuselab.prove.asked_calls import in_rows, joined, with_gradients
 from fuselab.prove.draw import LAYOUTS, VALUES
+from fuselab.prove.held import results
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, judged
 
@@ -17,11 +21,44 @@ def output_is_right(subject: Subject, trial: Trial) -> Outcome:
     return judged(bar, subject.results(*trial.args))
 
 
+_JOINED = 256  # elements that make a row of a large result
+_MOST_FOR_GRADIENTS = 1 << 17
+_COPIES = 3
+
+
+def large_is_right(subject: Subject, trial: Trial) -> Outcome:
+    """Judge the output, and up to ``_MOST_FOR_GRADIENTS`` elements every gradient, of inputs with
+    thousands to millions of elements.
+
+    What goes wrong with size is an index, a grid or a split, which leaves whole stretches wrong.
+    Rows are therefore joined to ``_JOINED`` elements: of a million narrow rows, eager is exact in
+    some by luck, and to measure its error anew on copies would take most of the time of a check.
+    How exact a narrow row is does not depend on how many there are; "shapes" judges that.
+
+    A draw that reaches no such number, as of an operator of fixed sizes, has no meaning here.
+    """
+    numel = max((tensor.numel() for tensor in tensors_in(trial.args)), default=0)
+    if numel <= trial.draw.target:
+        return Outcome(untried=True)
+    op, values, labels = subject.op, list(trial.args), subject.result_names(trial.args)
+    places = None
+    if op.gradient is not None and numel <= _MOST_FOR_GRADIENTS * 5 // 4:
+        places, names = subject.differentiable(trial.args), tensor_names(op, trial.args)
+        labels += [f"gradient of {names[place]}" for place in places]
+        values.append(subject.upstream(trial))
+    bar = subject.bar_for(values, labels, in_rows, _JOINED, places).with_few_copies(_COPIES)
+    asked = (results, *values) if places is None else (with_gradients, places, values)
+    found = joined(subject.candidate.ask(*asked), _JOINED)
+    return judged(bar, found, after=f" (in rows of {_JOINED})")
+
+
 CHECKS = (
     # The operator's own cases.
     Check("cases", output_is_right, source="cases"),
     # Any size, also one that no block divides.
-    Check("shapes", output_is_right, quick=40, full=200),
+    Check("shapes", output_is_right, quick=40, full=200, turns=True),
+    # Above 2^12, 2^16, 2^17 and 2^20 elements: many rows, wide rows.
+    Check("large", large_is_right, quick=4, full=24, turns=True, large=True, shrink_tries=4),
     # Zeros, NaN, infinities, subnormal and largest numbers.
     Check("values", output_is_right, values=VALUES, quick=64, full=256, max_numel=4096, turns=True),
     # Rows that span many magnitudes, nothing narrower inside.
@@ -31,6 +68,17 @@ CHECKS = (
     # Strides, offsets, expanded inputs.
     Check(
         "layouts", output_is_right, layouts=LAYOUTS, quick=56, full=224, max_numel=4096, turns=True
+    ),
+    # The same on tensors of three dimensions, where the operator draws any.
+    Check(
+        "strides",
+        output_is_right,
+        layouts=LAYOUTS,
+        quick=40,
+        full=80,
+        max_numel=1024,
+        turns=True,
+        deep=True,
     ),
     # Layouts and values together.
     Check(

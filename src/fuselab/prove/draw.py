@@ -26,12 +26,21 @@ _SIZES: tuple[int, ...] = (
     *(511, 512, 513, 1000, 1023, 1024, 1025, 2047, 2048, 2049, 4095, 4096, 4097, 8193, 16385),
 )
 
+# Numbers of elements above which faults have been found: indices in 12, 16 and 17 bits, grids that
+# end at 65535, and sums that are split. Each is exceeded by the sizes drawn for it.
+LARGE = (1 << 12, 1 << 16, 1 << 17, 1 << 20)
+_SMALL = (1, 2, 3, 5, 7)
+
 LAYOUTS = (
     "contiguous",
     "odd offset",
     "transposed",
     "padded rows",
+    "padded outer",
+    "swapped",
+    "rotated",
     "every other",
+    "every other row",
     "expanded",
     "expanded rows",
     "one element",
@@ -47,7 +56,7 @@ SPECIAL_VALUES = (
     "NaN",
 )
 VALUES = ("normal", *SPECIAL_VALUES)
-_FINITE_VALUES = ("normal", "zeros", "equal", "wide")
+_FINITE_VALUES = ("normal", "zeros", "equal", "wide", "subnormal")
 
 KEPT_NAMES = 2
 
@@ -67,6 +76,9 @@ class RecordedDraw:
     third, and to all of them, so that a few dozen turns cover every one. ``names``, a separate
     generator, keeps only ``KEPT_NAMES`` options of a choice between strings (such as an
     activation's name), because each compiles its own kernels and a quick run has time for few.
+    ``large`` makes one drawn size exceed a number of ``LARGE`` (of the last one, the product of
+    the sizes does), and the others small; of the first ``large`` numbers one is taken, and no size
+    exceeds ``largest_size``. With ``small``, all sizes are below 10.
     """
 
     device: torch.device
@@ -78,6 +90,9 @@ class RecordedDraw:
     max_numel: int = 1 << 14
     turn: int | None = None
     names: random.Random | None = None
+    small: bool = False
+    large: int = 0
+    largest_size: int = 1 << 30
     choices: list[int] = field(default_factory=list)
     # indices into ``choices`` of the numbers that seed values
     seeds: list[int] = field(default_factory=list)
@@ -85,6 +100,18 @@ class RecordedDraw:
     _product: int = 1
     _max_taken: bool = False
     _tensors: int = 0
+    _sizes: int = 0
+    target: int = 0
+    _large_place: int = 0
+
+    def __post_init__(self) -> None:
+        if self.large:
+            number, place = self.below(self.large), self.below(3)
+            if self.turn is not None and self.replay is None:
+                number = self.turn % self.large
+                place = (self.turn + self.turn // self.large) % 3
+                self.choices[-2:] = [number, place]
+            self.target, self._large_place = LARGE[number], place
 
     def state(self) -> dict[str, Any]:
         """Return what was drawn so far, as plain values for ``resumed``."""
@@ -95,11 +122,14 @@ class RecordedDraw:
             "_product": self._product,
             "_max_taken": self._max_taken,
             "_tensors": self._tensors,
+            "_sizes": self._sizes,
+            "target": self.target,
+            "_large_place": self._large_place,
         }
 
     def resumed(self, state: Mapping[str, Any]) -> RecordedDraw:
         """Return this draw as another process left it, ready to draw on."""
-        return replace(self, **state)
+        return replace(self, **{**state, "large": 0})  # its place was drawn
 
     def below(self, bound: int) -> int:
         """Draw an integer in [0, bound) and record it; 0 is the simplest."""
@@ -116,14 +146,56 @@ class RecordedDraw:
         return value
 
     def size(self, *interesting: int) -> int:
-        """Draw a dimension, small ones first; the product of all sizes stays within
-        ``max_numel``."""
+        """Draw a dimension: of the list of small ones, of ``interesting``, or any number in the
+        range that is left; the product of all sizes stays within ``max_numel``."""
+        if self.target:
+            return self._large_size()
         room = self.max_numel // max(self._product, 1)
+        if self.small:
+            room = min(room, 9)
         small = [size for size in _SIZES if size <= room]
         special = [size for size in interesting if size <= room and size not in small]
         near = [size + step for size in interesting for step in (-1, 1) if 0 <= size + step <= room]
         options = small + special + [size for size in near if size not in small]
-        size = options[self.below(len(options))] if options else 1
+        place = self.below(len(options) * 2) if options else 0
+        remainder = self._remainder(room)
+        if remainder is not None:
+            place = self.choices[-1] = len(options)
+        is_listed = place < len(options)
+        size = options[place] if is_listed else self._any_size(room, remainder)
+        self._product *= max(size, 1)
+        return size
+
+    def _remainder(self, room: int) -> int | None:
+        """Return what a size must leave when it is divided by 8, where neither layouts nor values
+        are taken in turn; None where it may leave anything."""
+        varied = len(self.layouts) > 1 or len(self.values) > 1
+        if self.turn is None or self.replay is not None or varied or room < 16:
+            return None
+        return self.turn % 8 if self.turn // 8 % 2 == 0 else None
+
+    def _any_size(self, room: int, remainder: int | None) -> int:
+        """Draw a number up to ``room``, small ones as often as large ones, so that remainders come
+        up that a list of sizes leaves out."""
+        bits = self.below(max(1, max(room, 1).bit_length()))
+        if remainder is not None:
+            bits = self.choices[-1] = min(max(bits, 3), room.bit_length() - 2)
+        beyond = self.below(1 << bits)
+        if remainder is not None:
+            beyond = self.choices[-1] = beyond // 8 * 8 + remainder
+        return min((1 << bits) + beyond, room)
+
+    def _large_size(self) -> int:
+        """Draw a small dimension, or at its place the one that makes the whole exceed the
+        target."""
+        small = _SMALL if self._large_place == 0 else _SMALL[:3]
+        size = small[self.below(len(small))]
+        if self._sizes == self._large_place:
+            # As many rows as elements, except of a million, which are elements.
+            others = 1 if self.target < LARGE[-1] else self._product
+            size = self.target // max(others, 1) + 1 + self.below(64)
+            size = min(size, self.largest_size)
+        self._sizes += 1
         self._product *= max(size, 1)
         return size
 
@@ -275,23 +347,33 @@ def lay_out(values: Tensor, layout: str, device: torch.device, around: float = m
 
 def _strides(shape: Sequence[int], layout: str) -> tuple[list[int], int, int]:
     """Return strides, storage offset and storage size, in elements, of ``shape`` in ``layout``."""
-    order = list(range(len(shape)))
-    step, offset, padding = 1, 0, 0
+    dims = len(shape)
+    order = list(range(dims))  # from the outermost dimension to the innermost
+    step, offset = 1, 0
+    padding = [0] * dims  # elements left out behind all of a dimension
     if layout == "odd offset":
         offset = 3
     elif layout == "transposed":
         order.reverse()
-    elif layout == "padded rows":
-        padding = 3
+    elif layout == "padded rows" and dims:
+        padding[-1] = 3
+    elif layout == "padded outer" and dims > 1:  # as x[:, :k] of three dimensions
+        padding[1] = math.prod(shape[2:]) * 2
+    elif layout == "swapped" and dims > 1:
+        order[0], order[1] = order[1], order[0]
+    elif layout == "rotated" and dims > 1:  # as channels last
+        order = [order[0], *order[2:], order[1]]
+        offset = 5
     elif layout == "every other":
         step, offset = 2, 1
-    strides = [0] * len(shape)
+    elif layout == "every other row" and dims > 1:
+        padding[-1] = shape[-1]
+        offset = 1
+    strides = [0] * dims
     extent = step
     for place in reversed(order):
         strides[place] = extent
-        extent *= max(shape[place], 1)
-        if place == order[-1]:
-            extent += padding
+        extent = extent * max(shape[place], 1) + padding[place]
     room = offset + extent + (8 if layout != "contiguous" else 0)
     return strides, offset, room
 

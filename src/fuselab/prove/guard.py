@@ -13,6 +13,7 @@ import builtins
 import math
 import sys
 from collections.abc import Callable, Iterator
+from operator import is_, itemgetter
 from types import ModuleType
 from typing import Any
 
@@ -31,14 +32,41 @@ class Guard:
     """The functions and classes of the modules that matter, as they are when it is made."""
 
     def __init__(self) -> None:
-        self._before = [(holder, _functions(holder)) for holder in _holders()]
+        found = [(holder, _functions(holder)) for holder in _holders()]
+        # itemgetter gives a tuple of two items or more.
+        self._before = [(holder, functions) for holder, functions in found if len(functions) > 1]
+        # Reading and comparing all values of a holder at once takes a tenth of a loop's time.
+        self._all_of = [
+            (itemgetter(*functions), tuple(functions.values())) for _, functions in self._before
+        ]
         self._kernels, self._modes = _kernels_of_torch(), _modes()
+        self._registered = len(torch.library._impls)
 
     def undo(self) -> list[str]:
         """Put back what was replaced since, and return the names.
 
         A kernel of PyTorch's own operators and a mode cannot be put back; they are named once.
         """
+        replaced = [] if self._is_untouched() else self._restored()
+        kernels, modes = self._kernels, _modes()
+        if len(torch.library._impls) != self._registered:
+            kernels, self._registered = _kernels_of_torch(), len(torch.library._impls)
+        replaced += [f"the kernel of {name}" for name in sorted(kernels - self._kernels)]
+        if modes != self._modes:
+            replaced.append("the mode that torch's operators run under")
+        self._kernels, self._modes = kernels, modes
+        return replaced
+
+    def _is_untouched(self) -> bool:
+        try:
+            return all(
+                all(map(is_, get(vars(holder)), values))
+                for (holder, _), (get, values) in zip(self._before, self._all_of, strict=True)
+            )
+        except KeyError:  # one of them was deleted
+            return False
+
+    def _restored(self) -> list[str]:
         replaced = []
         for holder, functions in self._before:
             now = vars(holder)
@@ -46,11 +74,6 @@ class Guard:
                 if now.get(name) is not value:
                     replaced.append(f"{_name(holder)}.{name}")
                     setattr(holder, name, value)
-        kernels, modes = _kernels_of_torch(), _modes()
-        replaced += [f"the kernel of {name}" for name in sorted(kernels - self._kernels)]
-        if modes != self._modes:
-            replaced.append("the mode that torch's operators run under")
-        self._kernels, self._modes = kernels, modes
         return replaced
 
 

@@ -63,10 +63,15 @@ class Group:
 
     @property
     def verdict(self) -> Verdict:
-        """FAIL if any check fails; NOT JUDGED if kernels were compiled but cannot run; PASS if any
-        check passes; otherwise the first check's verdict."""
+        """FAIL if any check fails; NOT JUDGED if kernels were compiled but cannot run, or if too
+        few of the inputs drawn are taken; PASS if any check passes; otherwise the first check's
+        verdict."""
         verdicts = [result.verdict for result in self.results]
-        if self.where == "compiled" and Verdict.FAIL not in verdicts:
+        is_little = any(
+            result.check == "coverage" and result.verdict is Verdict.NOT_JUDGED
+            for result in self.results
+        )
+        if (self.where == "compiled" or is_little) and Verdict.FAIL not in verdicts:
             return Verdict.NOT_JUDGED
         for verdict in (Verdict.FAIL, Verdict.PASS):
             if verdict in verdicts:

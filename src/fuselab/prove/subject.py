@@ -17,10 +17,12 @@ from fuselab.prove import asked_inputs
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import differentiable, tensor_names, written_places
 from fuselab.prove.asked_calls import by_definitions, each
-from fuselab.prove.draw import LAYOUTS, VALUES, RecordedDraw, describe
+from fuselab.prove.draw import LARGE, LAYOUTS, VALUES, RecordedDraw, describe
 from fuselab.prove.facts import CaseFacts, Facts, facts_of
 from fuselab.prove.held import End, Held, Here, RemoteError, results, said
 from fuselab.prove.outputs import floating, output_names
+
+_INTERPRETED_SIZE = 1900  # the interpreter takes 0.6 ms per program, of which a row may be one
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,13 @@ class Subject:
 
     def bar(self, args: Sequence[Any]) -> Bar:
         """Return the bar for the results of a call."""
+        return self.bar_for(args, self.result_names(args), results)
+
+    def result_names(self, args: Sequence[Any]) -> list[str]:
+        """Return the name of each result of a call: an output, or an argument written over."""
         arguments = tensor_names(self.op, args)
         written = [arguments[place] for place in written_places(self.op, args)]
-        return self.bar_for(args, written or output_names(self.op), results)
+        return written or output_names(self.op)
 
     def bar_for(
         self,
@@ -157,16 +163,27 @@ class Subject:
         replay: Sequence[int] | None = None,
         max_numel: int | None = None,
         turn: int | None = None,
+        large: bool = False,
+        small: bool = False,
     ) -> Trial | None:
-        """Draw one trial, or return None where the reference or the implementation refuses it."""
+        """Draw one trial, or return None where the reference or the implementation refuses it.
+
+        A ``large`` one exceeds a number of elements of ``LARGE``; under the interpreter only the
+        first of them, with at most ``_INTERPRETED_SIZE`` rows. The sizes of a ``small`` one are
+        below 10.
+        """
+        most = min(max_numel or self.max_numel, self.max_numel)
         options: dict[str, Any] = {
             "device": self.device,
             "dtype": self.dtype,
             "replay": None if replay is None else list(replay),
             "layouts": tuple(layouts),
             "values": tuple(values),
-            "max_numel": min(max_numel or self.max_numel, self.max_numel),
+            "max_numel": 2 * LARGE[-1] if large else most,
             "turn": turn,
+            "small": small,
+            "large": 0 if not large else 1 if self.interpreted else len(LARGE),
+            "largest_size": _INTERPRETED_SIZE if self.interpreted else 1 << 30,
         }
         found = self._declared(
             asked_inputs.drawn,

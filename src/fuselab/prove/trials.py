@@ -66,6 +66,8 @@ class Check:
     once: bool = False
     turns: bool = False
     non_empty: bool = False
+    large: bool = False
+    deep: bool = False
 
 
 _TRIES_AFTER_A_DEATH = 12  # each starts a process, which takes up to a second
@@ -172,7 +174,7 @@ def _trials(subject: Subject, check: Check, case: str | None) -> Any:
 def _drawn(subject: Subject, check: Check, index: int) -> Trial | None:
     """Draw the trial with this index, anew where the check needs elements and there are none."""
     trial = None
-    for again in range(_DRAWS if check.non_empty else 1):
+    for again in range(_DRAWS if check.non_empty or check.large or check.deep else 1):
         found = subject.draw(
             check.name,
             index + again * (1 << 20),
@@ -180,16 +182,34 @@ def _drawn(subject: Subject, check: Check, index: int) -> Trial | None:
             check.values,
             max_numel=check.max_numel,
             turn=index if check.turns else None,
+            large=check.large,
+            small=check.deep,
         )
         trial = found or trial
-        if found is not None and all(tensor.numel() for tensor in tensors_in(found.args)):
+        if found is not None and _suits(check, found):
             return found
     return trial
 
 
+def _suits(check: Check, trial: Trial) -> bool:
+    """Return whether drawn inputs have the elements, or the dimensions, that the check needs."""
+    if check.deep:
+        shapes = [tensor.shape for tensor in tensors_in(trial.args)]
+        return any(len(shape) >= 3 and min(shape) > 1 for shape in shapes)
+    sizes = [tensor.numel() for tensor in tensors_in(trial.args)]
+    return all(sizes) and (not check.large or max(sizes, default=0) > trial.draw.target)
+
+
 def _replay(subject: Subject, check: Check, choices: Sequence[int]) -> Trial | None:
     return subject.draw(
-        check.name, 0, check.layouts, check.values, replay=choices, max_numel=check.max_numel
+        check.name,
+        0,
+        check.layouts,
+        check.values,
+        replay=choices,
+        max_numel=check.max_numel,
+        large=check.large,
+        small=check.deep,
     )
 
 

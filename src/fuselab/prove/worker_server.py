@@ -27,13 +27,18 @@ from typing import Any
 import torch
 import torch._decomp.decompositions_for_jvp
 import torch._dynamo
+import torch._dynamo.testing
 import torch._functorch.aot_autograd
+import torch._inductor.compile_fx
+import torch._subclasses.schema_check_mode
+import torch.testing._internal.optests
 
 from fuselab.composition import Composition
 from fuselab.errors import FuselabError
 from fuselab.prove import (  # noqa: F401 - the modules whose procedures are asked for
     asked_calls,
     asked_device,
+    asked_edges,
     asked_inputs,
     asked_many_calls,
     asked_memory,
@@ -50,7 +55,10 @@ from fuselab.prove.guard import Guard
 from fuselab.prove.held import Held, HeldWhole, Holds, answer, on_cpu
 from fuselab.prove.load import load
 
-torch.vmap(torch.neg)(torch.zeros(1, 1))  # loads what torch would load in every worker
+# What every check imports on its way is imported here once, not in each worker: the modules above,
+# those of torch.compile's backends, and what vmap loads with its first call.
+torch._dynamo.lookup_backend("aot_eager")
+torch.vmap(torch.neg)(torch.zeros(1, 1))
 _PR_SET_PDEATHSIG = 1
 _STATUS_WAIT_S = 5.0
 

@@ -1,0 +1,107 @@
+"""Procedures for a candidate's process: memory around what a call reads and writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuselab.op import tensors_in
+from fuselab.prove.arguments import needed
+from fuselab.prove.asked_calls import Results, poison_of, with_gradients
+from fuselab.prove.asked_memory import storage_bytes
+from fuselab.prove.held import Held, results
+from fuselab.prove.outputs import as_declared, outputs_in
+from fuselab.runtime.launch_recording import ALLOCATIONS
+
+GUARD = 64  # elements before and behind a tensor, which keep its alignment
+
+
+def guarded(tensor: Tensor, fill: float) -> Tensor:
+    """Return a copy with the same strides, with ``GUARD`` elements of ``fill`` before and behind.
+
+    The memory around integers holds one of them, because only those are known to be valid.
+    """
+    if tensor.numel() == 0:
+        return tensor
+    if not tensor.is_floating_point():
+        fill = tensor.reshape(-1)[0].item()
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    extent = 1 + sum((size - 1) * stride for size, stride in steps)
+    buffer = torch.full((extent + 2 * GUARD,), fill, dtype=tensor.dtype, device=tensor.device)
+    torch.as_strided(buffer, (extent,), (1,), GUARD).copy_(
+        torch.as_strided(tensor.detach(), (extent,), (1,), tensor.storage_offset())
+    )
+    return torch.as_strided(buffer, tensor.shape, tensor.stride(), GUARD)
+
+
+def edges_of(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a copy of the bytes before and behind a guarded tensor."""
+    whole = storage_bytes(tensor)
+    width = GUARD * tensor.element_size()
+    return whole[:width], whole[-width:]
+
+
+def with_inputs(
+    held: Held, places: Sequence[int] | None, values: Sequence[Any]
+) -> dict[str, list[Any]]:
+    """Return the results of a call, with the gradients of the tensors at ``places`` where there are
+    some, and the tensors among ``values`` as the call leaves them."""
+    found: Results = (
+        [*results(held, *values)] if places is None else with_gradients(held, places, values)
+    )
+    return {"results": found, "tensors": list(tensors_in(values))}
+
+
+class GuardedAllocations(TorchDispatchMode):
+    """Puts ``GUARD`` elements before and behind every tensor that ``torch.empty`` and its variants
+    return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched: list[tuple[Tensor, tuple[Tensor, Tensor]]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in ALLOCATIONS and isinstance(result, Tensor) and result.numel():
+            result = guarded(result.fill_(poison_of(result.dtype, math.nan)), 7.0)
+            self.watched.append((result, edges_of(result)))
+        return result
+
+    def written(self) -> bool:
+        """Return whether any guard was written to."""
+        return any(
+            not all(map(torch.equal, edges, edges_of(tensor))) for tensor, edges in self.watched
+        )
+
+
+def written_beyond(
+    held: Held, args: Sequence[Any], upstream: Sequence[Tensor] | None
+) -> str | None:
+    """Return which part of the implementation writes beyond a tensor that it allocates, or None.
+
+    The backward runs where there is an ``upstream`` gradient.
+    """
+    op = held.op
+    assert held.implementation is not None
+    implementation = op.implementations[held.implementation]
+    with GuardedAllocations() as forward:
+        output = held.alone(*args)
+    if forward.written():
+        return "the forward writes beyond a tensor that it allocates"
+    if op.gradient is None or implementation.backward is None or upstream is None:
+        return None
+    saved = op.gradient.save(output, *args)
+    given = as_declared(op, outputs_in(output), upstream)
+    needs = needed(op, args)
+    if implementation.supports_backward(needs, given, *saved) is not None:
+        return None
+    with torch.no_grad(), GuardedAllocations() as backward:
+        implementation.backward(needs, given, *saved)
+    return "the backward writes beyond a tensor that it allocates" if backward.written() else None

@@ -1,0 +1,150 @@
+"""Checks of what the operator declares: how much of it can be judged, its cost, its reference."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from fuselab.op import tensors_in
+from fuselab.prove.accuracy import as_rows, error_of_rows, magnitude_of_rows, ulp_of_rows, upcast
+from fuselab.prove.arguments import mapped
+from fuselab.prove.asked_inputs import declared_cost, peer_results
+from fuselab.prove.held import results
+from fuselab.prove.result import Verdict
+from fuselab.prove.subject import Subject, Trial
+from fuselab.prove.trials import Check, Outcome
+
+DRAWS = 48  # inputs that are drawn to see how many of them can be judged
+LEAST_TAKEN = 6  # fewer of them leave too little to judge
+_SLACK_BYTES = 1 << 10  # of a cost beyond its tensors
+# The share of a row's magnitude by which peers may differ in float64: a peer may compute in float32
+# inside, and a reference that is rounded to bfloat16 inside is off by 2^-9.
+_PEER_AGREES = 2.0**-12
+_FEW = 16  # elements of which the largest may be small by chance
+ROUGH_ULPS = 1_000.0  # an eager result that is further from float64 makes a wide bar
+
+
+def is_little(subject: Subject) -> tuple[Verdict, str] | None:
+    """Return None if the operator and the implementation take enough of the inputs that are drawn.
+
+    A row that takes one input in a hundred would pass with one trial.
+    """
+    drawn = [
+        subject.draw("coverage", index, ("contiguous",), ("normal",), max_numel=512)
+        for index in range(DRAWS)
+    ]
+    taken = [one for one in drawn if one is not None]
+    shapes = {tuple(tensor.shape for tensor in tensors_in(one.args)) for one in taken}
+    if len(taken) < LEAST_TAKEN:
+        return Verdict.NOT_JUDGED, (
+            f"it takes {len(taken)} of {DRAWS} inputs drawn, where {LEAST_TAKEN} are the least; "
+            "FusedOp.draw should draw what the implementation supports"
+        )
+    if subject.op.has_draw and len(shapes) == 1:
+        return Verdict.NOT_JUDGED, (
+            f"all {len(taken)} inputs that it takes have the same shapes; FusedOp.draw should draw "
+            "sizes by draw.size()"
+        )
+    return None
+
+
+def is_taken(subject: Subject, trial: Trial) -> Outcome:
+    """Return that the trial's inputs, which were drawn, are taken."""
+    return Outcome()
+
+
+def cost_is_possible(subject: Subject, trial: Trial) -> Outcome:
+    """Check that the declared cost moves at most the bytes of the arguments and the outputs.
+
+    It counts every byte once, so a larger one makes a kernel look faster than it is.
+    """
+    cost = subject.reference.ask(declared_cost, list(trial.args))
+    if cost is None:
+        return Outcome()
+    given = sum(tensor.nbytes for tensor in tensors_in(trial.args))
+    returned = sum(tensor.nbytes for tensor in subject.expected(*trial.args))
+    for what, declared, most in (("reads", cost[0], given), ("writes", cost[1], returned)):
+        if declared > most + _SLACK_BYTES:
+            return Outcome(
+                f"FusedOp.cost {what} {declared} bytes, and the tensors have {most}; it counts "
+                "every byte once"
+            )
+    return Outcome()
+
+
+def reference_is_the_peers(subject: Subject, trial: Trial) -> Outcome:
+    """Check that in float64 the reference gives what its peers give on the operator's own cases.
+
+    A peer that refuses the arguments says nothing, and one that agrees on some case may be narrower
+    than the reference; one that agrees on none is another function.
+    """
+    others = [subject.from_case("peers", case) for case in subject.small_cases()]
+    for name in _differing(subject, trial):
+        if all(other is None or name in _differing(subject, other) for other in others):
+            return Outcome(
+                f"the reference and its peer '{name}' differ in float64; one of them is another "
+                "function"
+            )
+    return Outcome()
+
+
+def _differing(subject: Subject, trial: Trial) -> list[str]:
+    """Return the names of the peers that differ from the reference on a trial's arguments."""
+    wide = mapped(upcast, trial.args)
+    found = subject.reference.ask(peer_results, wide)
+    expected = subject.reference.ask(results, *wide) if found else []
+    return [
+        name
+        for name, given in found.items()
+        if not all(_agree(mine, other) for mine, other in zip(expected, given, strict=False))
+    ]
+
+
+def _agree(mine: Tensor, other: Tensor) -> bool:
+    if mine.shape != other.shape:
+        return False
+    if not mine.is_floating_point() or mine.numel() == 0:
+        return True
+    exact = as_rows(mine.detach().double())
+    error = error_of_rows(as_rows(other.detach().double()), exact)
+    size = magnitude_of_rows(exact)
+    return bool((error <= _PEER_AGREES * size.clamp(min=float(size.max()) / 1000)).all())
+
+
+def eager_is_near(subject: Subject, trial: Trial) -> Outcome:
+    """Warn where eager is far from float64: whatever the bar is, it is wide there."""
+    worst = 0.0
+    for eager, exact in zip(
+        subject.expected(*trial.args),
+        subject.reference.ask(results, *mapped(upcast, trial.args)),
+        strict=True,
+    ):
+        if not eager.is_floating_point() or eager.numel() < _FEW:
+            continue
+        # One row of all elements: where the terms of a narrow row cancel, eager is far off by luck.
+        truth = exact.detach().double().reshape(1, -1)
+        error = error_of_rows(eager.detach().reshape(1, -1), truth)
+        worst = max(worst, float(error / ulp_of_rows(truth, eager.dtype)))
+    if worst > ROUGH_ULPS and math.isfinite(worst):
+        return Outcome(
+            refused=f"warning: eager is up to {worst:.3g} ulp from float64 on ordinary numbers, "
+            "which makes the bar wide; is the reference rounded to fewer bits inside?"
+        )
+    return Outcome()
+
+
+def _declares(subject: Subject) -> tuple[Verdict, str] | None:
+    return (Verdict.SKIPPED, "it writes over arguments") if subject.op.mutates else None
+
+
+CHECKS = (
+    # Enough of the inputs drawn can be judged.
+    Check("coverage", is_taken, non_empty=True, applies=is_little),
+    # The declared bytes are those of the tensors.
+    Check("cost", cost_is_possible, quick=6, max_numel=4096, applies=_declares, once=True),
+    # The reference is the function that its peers are.
+    Check("peers", reference_is_the_peers, source="cases", applies=_declares, once=True),
+    # Eager is near float64.
+    Check("eager", eager_is_near, quick=6, max_numel=4096, applies=_declares),
+)

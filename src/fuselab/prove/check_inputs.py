@@ -1,0 +1,256 @@
+"""Checks of unusual inputs: memory around them, tensors that share memory, dtypes that no list
+names, upstream gradients with infinities."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.errors import FuselabError
+from fuselab.op import dtype_name, tensors_in
+from fuselab.prove.accuracy import Bar
+from fuselab.prove.arguments import at, filled, tensor_names
+from fuselab.prove.asked_calls import Results
+from fuselab.prove.asked_edges import guarded, with_inputs, written_beyond
+from fuselab.prove.asked_inputs import unsupported
+from fuselab.prove.asked_memory import storage_bytes
+from fuselab.prove.check_memory import same_bits
+from fuselab.prove.draw import LAYOUTS
+from fuselab.prove.held import RemoteError, is_a, said
+from fuselab.prove.outputs import output_names
+from fuselab.prove.result import Verdict
+from fuselab.prove.subject import Subject, Trial
+from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, judged
+
+_SPECIAL_SHARE = 16  # one upstream gradient's element in so many is special
+
+
+def nothing_beyond_the_edges(subject: Subject, trial: Trial) -> Outcome:
+    """Check that a call neither depends on memory around its inputs nor writes around its outputs.
+
+    Every input lies between guards, once of NaN and once of ones; the results must have equal bits
+    and the guards stay. Memory that the implementation allocates lies between guards too.
+    """
+    names = tensor_names(subject.op, trial.args)
+    labels = [f"the {name}" for name in subject.result_names(trial.args)]
+    places, upstream = None, None
+    if subject.op.gradient is not None:
+        places, upstream = subject.differentiable(trial.args), subject.upstream(trial)
+        labels += [f"the gradient of {names[place]}" for place in places]
+        names += ["an upstream gradient"] * len(upstream)
+    found = []
+    for fill in (math.nan, 1.0):
+        values = [*trial.args] if upstream is None else [*trial.args, upstream]
+        tensors = [guarded(tensor, fill) for tensor in tensors_in(values)]
+        values = filled(values, range(len(tensors)), tensors)
+        before = [storage_bytes(tensor) for tensor in tensors]
+        after = subject.candidate.ask(with_inputs, places, values)
+        for name, content, tensor in zip(names, before, after["tensors"], strict=True):
+            if not torch.equal(content, storage_bytes(tensor)):
+                return Outcome(f"{name}, or memory beside it, was written to")
+        found.append(after["results"])
+    if subject.op.nondeterministic is None:
+        for label, one, other in zip(labels, *found, strict=True):
+            if one is not None and other is not None and not same_bits([one], [other]):
+                return Outcome(
+                    f"{label} depends on memory beyond the inputs: its bits change with what lies "
+                    "there"
+                )
+    return Outcome(subject.candidate.ask(written_beyond, list(trial.args), upstream))
+
+
+def shared_arguments_are_right(subject: Subject, trial: Trial) -> Outcome:
+    """Judge calls in which one tensor is given twice, or lies within another one's memory."""
+    outcome = Outcome(untried=True)
+    for args, how in _sharing(subject, trial):
+        if subject.reference.ask(unsupported, subject.implementation, args) is not None:
+            continue
+        bar, asked = call_bar(subject, replace(trial, args=tuple(args)))
+        outcome = judged(bar, subject.candidate.ask(*asked), after=f" ({how})")
+        if outcome.problem is not None:
+            return outcome
+    return outcome
+
+
+def _sharing(subject: Subject, trial: Trial) -> list[tuple[list[Any], str]]:
+    """Return argument lists in which two floating tensors share memory, each with a sentence."""
+    tensors, names = tensors_in(trial.args), tensor_names(subject.op, trial.args)
+    found: list[tuple[list[Any], str]] = []
+    for place, tensor in enumerate(tensors):
+        for other_place, other in enumerate(tensors):
+            if other_place == place or not tensor.is_floating_point() or not other.numel():
+                continue
+            if other.dtype != tensor.dtype or not tensor.is_contiguous():
+                continue
+            pair = f"{names[other_place]} and {names[place]}"
+            if other.shape == tensor.shape and other_place > place:
+                found.append(
+                    (filled(trial.args, [other_place], [tensor]), f"{pair} are one tensor")
+                )
+            elif other.numel() < tensor.numel():
+                start = tensor.storage_offset() + (tensor.numel() - other.numel()) // 2
+                strides = torch.empty(other.shape, device="meta").stride()
+                within = torch.as_strided(tensor, other.shape, strides, start)
+                found.append(
+                    (filled(trial.args, [other_place], [within]), f"{pair} overlap in memory")
+                )
+    return found[:4]
+
+
+def other_dtypes_are_right(subject: Subject, trial: Trial) -> Outcome:
+    """Judge calls in dtypes that the operator does not list: it refuses them, or is right."""
+    op, outcome = subject.op, Outcome(untried=True)
+    listed = set(op.dtypes)
+    others = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    for dtype in others:
+        if dtype in listed or (subject.interpreted and dtype == torch.bfloat16):
+            continue
+        places = [
+            place
+            for place, tensor in enumerate(tensors_in(trial.args))
+            if tensor.dtype == subject.dtype
+        ]
+        args = filled(trial.args, places, [tensor.to(dtype) for tensor in at(trial.args, places)])
+        if subject.reference.ask(unsupported, subject.implementation, args) is not None:
+            continue
+        try:
+            bar = subject.bar(args)
+        except (RemoteError, RuntimeError, TypeError, ValueError):
+            continue  # the reference does not compute in this dtype
+        try:
+            found = subject.results(*args)
+        except Exception as error:
+            if not is_a(error, FuselabError, NotImplementedError, TypeError):
+                raise
+            outcome = Outcome(refused=f"refuses {dtype_name(dtype)}: {said(error, 200)}")
+            continue
+        outcome = judged(bar, found, after=f" in {dtype_name(dtype)}, which dtypes does not list")
+        if outcome.problem is not None:
+            return outcome
+    return outcome
+
+
+def _lists_not_all(subject: Subject) -> tuple[Verdict, str] | None:
+    if not subject.dtype.is_floating_point:
+        return Verdict.SKIPPED, "its arguments are integers"
+    if len([dtype for dtype in subject.op.dtypes if dtype.is_floating_point]) >= 4:
+        return Verdict.SKIPPED, "the operator lists every floating dtype"
+    return None
+
+
+def overflow_is_passed_on(subject: Subject, trial: Trial) -> Outcome:
+    """Check that infinities, NaN and overflow of an upstream gradient show in the gradients.
+
+    A loss scaler skips a step if it finds one that is not finite. How the terms of a derivative
+    are bracketed decides between an infinity and NaN, and whether an infinity times zero counts, so
+    less is asked than of numbers: where eager and float64 both give an infinity, the result is not
+    finite; a gradient in which both have something that is not finite has something too; and what
+    is finite in all three meets the bar.
+    """
+    places = subject.differentiable(trial.args)
+    upstream = tuple(
+        _with_specials(gradient, trial.draw.below(1 << 16), trial.draw.below(4))
+        for gradient in subject.upstream(trial)
+    )
+    if not any(gradient.numel() for gradient in upstream):
+        return Outcome(untried=True)
+    bar, asked = call_bar(subject, trial, upstream)
+    found = subject.candidate.ask(*asked)
+    names = tensor_names(subject.op, trial.args)
+    count = len(output_names(subject.op))
+    for number, place in enumerate(places, start=count):
+        problem = _hidden(found[number], bar.eager[number], bar.exact[number])
+        if problem is not None:
+            return Outcome(f"gradient of {names[place]} {problem}")
+    return judged(bar, _finite_in_all(bar, found, count))
+
+
+def _with_specials(gradient: Tensor, seed: int, kind: int) -> Tensor:
+    """Return a copy in which a few elements are infinite, NaN or the largest number."""
+    limit = torch.finfo(gradient.dtype).max
+    copy = gradient.detach().clone(memory_format=torch.contiguous_format)
+    places = torch.randperm(copy.numel(), generator=torch.Generator().manual_seed(seed))
+    chosen = places[: max(1, copy.numel() // _SPECIAL_SHARE)].to(copy.device)
+    copy.view(-1)[chosen] = (math.inf, -math.inf, math.nan, limit)[kind]
+    return copy
+
+
+def _hidden(ours: Tensor | None, eager: Tensor | None, exact: Tensor | None) -> str | None:
+    """Return how a gradient hides what is not finite in eager's and in float64's, or None."""
+    if eager is None or exact is None or not eager.is_floating_point():
+        return None
+    rounded = exact.to(eager.dtype)
+    expected = ~eager.isfinite() & ~rounded.isfinite()
+    if not bool(expected.any()):
+        return None
+    if ours is None:
+        return "is missing (None) where eager's is not finite"
+    if ours.shape != eager.shape:
+        return None  # the bar says so
+    if bool(ours.isfinite().all()):
+        return "is finite everywhere; eager's and float64's are not, so a loss scaler misses it"
+    hidden = eager.isinf() & rounded.isinf() & ours.isfinite()
+    if bool(hidden.any()):
+        where = tuple(hidden.nonzero()[0].tolist())
+        return f"is {ours[where].item():.6g} at {list(where)} where eager and float64 are infinite"
+    return None
+
+
+def _finite_in_all(bar: Bar, found: Results, count: int) -> Results:
+    """Put zeros into the gradients of the bar and of ``found`` where any of them is not
+    finite."""
+    kept = list(found)
+    for place in range(count, len(found)):
+        ours, eager, exact = found[place], bar.eager[place], bar.exact[place]
+        if ours is None or eager is None or exact is None or ours.shape != eager.shape:
+            continue
+        finite = ours.isfinite() & eager.isfinite() & exact.to(eager.dtype).isfinite()
+        kept[place] = torch.where(finite, ours, torch.zeros_like(ours))
+        bar.eager[place] = torch.where(finite, eager, torch.zeros_like(eager))
+        bar.exact[place] = torch.where(finite, exact, torch.zeros_like(exact))
+    return kept
+
+
+def _returns_new(subject: Subject) -> tuple[Verdict, str] | None:
+    return (Verdict.SKIPPED, "it writes over arguments") if subject.op.mutates else None
+
+
+CHECKS = (
+    # Nothing is read or written beyond the edges.
+    Check(
+        "guards", nothing_beyond_the_edges, quick=8, full=24, max_numel=4096, applies=_returns_new
+    ),
+    # One tensor given twice, or within another one's memory.
+    Check(
+        "aliases",
+        shared_arguments_are_right,
+        quick=4,
+        full=16,
+        max_numel=4096,
+        applies=_returns_new,
+    ),
+    # Dtypes that the operator takes without listing them.
+    Check(
+        "other dtypes",
+        other_dtypes_are_right,
+        quick=2,
+        full=6,
+        max_numel=1024,
+        applies=_lists_not_all,
+        once=True,
+    ),
+    # Infinities, NaN and overflow in the upstream gradient.
+    Check(
+        "upstream overflow",
+        overflow_is_passed_on,
+        layouts=LAYOUTS,
+        quick=12,
+        full=48,
+        max_numel=2048,
+        applies=has_gradient,
+    ),
+)

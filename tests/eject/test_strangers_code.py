@@ -1,0 +1,126 @@
+"""Habits of other people's code: flattened losses, columns of boxes, arguments by position."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fuselab
+from fuselab.ejection.eject import eject
+from fuselab.ejection.fold import formatted
+from fuselab.ejection.package import planned_package
+from fuselab.ejection.regions import Region, call_name, cut
+from fuselab.errors import EjectError
+from fuselab.prove.load import load_op
+
+
+def shifted_loss(logits, labels):
+    before = logits[..., :-1, :].contiguous()
+    return F.cross_entropy(before.view(-1, before.size(-1)), labels[..., 1:].reshape(-1))
+
+
+def test_a_loss_of_flattened_tensors(tmp_path: Path) -> None:
+    """PyTorch knows of the products alone that they are equal; kernels need the dimensions."""
+    eject(shifted_loss, torch.ones(3, 5, 8), torch.zeros(3, 5).long(), out=tmp_path / "loss")
+    loss = load_op(str(tmp_path / "loss")).implementations["cpp"]
+    generator = torch.Generator().manual_seed(0)
+    for batch, length, classes in ((3, 5, 8), (2, 7, 3), (1, 2, 11)):
+        logits = torch.randn(batch, length, classes, generator=generator)
+        labels = torch.randint(classes, (batch, length), generator=generator)
+        torch.testing.assert_close(loss.forward(logits, labels), shifted_loss(logits, labels))
+    other = loss.supports(torch.ones(3, 5, 8), torch.zeros(4, 4).long())
+    assert other == "argument 2 has a dimension of size 4 where 3 is needed"
+
+
+def with_a_margin(scores, label):
+    cosine = scores.tanh() * 0.9
+    shifted = cosine * 0.8 - (1 - cosine**2).sqrt() * 0.6
+    chosen = F.one_hot(label, cosine.shape[1]).to(cosine.dtype)
+    return F.cross_entropy(10 * (chosen * shifted + (1 - chosen) * cosine), label)
+
+
+def test_a_value_that_a_sweep_keeps_is_read_at_a_single_column(tmp_path: Path) -> None:
+    args = torch.linspace(-2, 2, 24).reshape(3, 8), torch.tensor([1, 7, 0])
+    eject(with_a_margin, *args, out=tmp_path / "margin", inference=True)
+    margin = load_op(str(tmp_path / "margin")).implementations["cpp"]
+    torch.testing.assert_close(margin.forward(*args), with_a_margin(*args))
+
+
+def overlap(scores, target):
+    probability, wanted = scores.sigmoid().flatten(1), target.flatten(1)
+    return (probability * wanted).sum(1) / (probability.sum(1) + wanted.sum(1) + 1)
+
+
+def different_ways(one, other):
+    return (one.flatten() * other.flatten()).sum()
+
+
+def test_dimensions_of_flattened_tensors_are_paired_by_their_order() -> None:
+    package = planned_package(overlap, (torch.ones(2, 6, 6), torch.ones(2, 6, 6)), {}, "overlap")
+    first, second = (argument.tensor.shape for argument in package.captured.arguments)
+    texts = [[package.sizes.text(size.node.expr) for size in one] for one in (first, second)]
+    assert texts[0] == texts[1]
+    with pytest.raises(EjectError, match=r"split in different ways \(.*one.flatten"):
+        planned_package(different_ways, (torch.ones(2, 6), torch.ones(4, 3)), {}, "different")
+
+
+def centres(offsets, boxes):
+    width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    x = offsets[:, 0] * width + boxes[:, 0] + 0.5 * width
+    return torch.stack((x, offsets[:, 1].exp() * height + boxes[:, 1]), 1)
+
+
+def test_the_last_columns_of_boxes_that_are_read_one_by_one() -> None:
+    package = planned_package(centres, (torch.ones(5, 2), torch.ones(5, 4)), {}, "centres")
+    assert package.least == {"width": 2, "boxes_width": 4}
+
+
+def gated(x: Tensor, weight: Tensor) -> Tensor:
+    return x * F.hardsigmoid(F.linear(x, weight), True)
+
+
+def dropped(x: Tensor, weight: Tensor) -> Tensor:
+    hidden = F.linear(x, weight)
+    F.dropout(hidden, 0.5, True, True)
+    return hidden.relu() * 2 + 1
+
+
+def test_inplace_given_by_position() -> None:
+    args = torch.ones(4, 8), torch.ones(8, 8)
+    made = cut(gated, args, {}, "gated")
+    (region,) = made.regions
+    assert [call_name(node) for node in region.calls] == ["hardsigmoid", "mul"]
+    names = [
+        [call_name(one) for one in step.calls] if isinstance(step, Region) else call_name(step)
+        for step in cut(dropped, args, {}, "dropped").steps
+    ]
+    assert names == ["linear", "dropout", ["relu", "mul", "add"]]
+
+
+def similarities(z: Tensor) -> Tensor:
+    itself = torch.eye(z.shape[0], dtype=torch.bool, device=z.device)
+    return (z @ z.t() / 0.5).masked_fill(itself, -1e9).softmax(-1)
+
+
+def test_tensors_are_made_on_the_device_of_the_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fuselab.eject(similarities, torch.ones(3, 4), out=tmp_path / "similar", name="similarities")
+    assert "device=z.device" in (tmp_path / "similar" / "composed.py").read_text("utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    z = torch.arange(10.0).reshape(5, 2) / 10
+    found = importlib.import_module("similar").similarities(z)
+    torch.testing.assert_close(found, similarities(z))
+
+
+def test_statements_that_share_a_line_are_not_folded() -> None:
+    one = "    value = torch.max(first_operand, second_operand) - torch.min(first, second)"
+    two = f"{one}; total = value.pow(2).sum(1) + 1e-7"
+    comment = f"    # {'word ' * 20} (first + second) + third"
+    assert formatted(f"{two}\n{comment}") == f"{two}\n{comment}"
+    assert formatted(f"{one} + first_operand * second_operand").startswith("    value = (\n")

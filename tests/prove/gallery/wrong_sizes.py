@@ -1,0 +1,109 @@
+"""The gallery's faults at sizes: a tail that no list of sizes has, and what is large."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from fuselab.op import FusedOp
+from gallery import honest, wrong
+from gallery.honest import make_op
+from gallery.wrong import Exhibit
+
+EXHIBITS: list[Exhibit] = []
+caught_by = functools.partial(wrong.caught_by, exhibits=EXHIBITS)
+
+
+@caught_by("shapes")
+def tail_of_six(device: str) -> FusedOp:
+    """Handles a tail by fours and then by ones, and forgets the one pair of them: six of eight."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        if output.shape[-1] % 8 == 6:
+            output[..., -2:] = 0
+        return output
+
+    return make_op("tail_of_six", device, forward)
+
+
+@caught_by("shapes")
+def rows_of_six(device: str) -> FusedOp:
+    """Forgets the same pair among the rows."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        if output.ndim > 1 and math.prod(output.shape[:-1]) % 8 == 6:
+            output.view(-1, output.shape[-1])[-2:] = 0
+        return output
+
+    return make_op("rows_of_six", device, forward)
+
+
+def wrong_above(name: str, device: str, elements: int) -> FusedOp:
+    """Return an operator that computes the first ``elements`` elements only."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        output.view(-1)[elements:] = 0
+        return output
+
+    return make_op(name, device, forward)
+
+
+@caught_by("large")
+def wrong_above_65536_elements(device: str) -> FusedOp:
+    """Computes an index in 16 bits."""
+    return wrong_above("wrong_above_65536_elements", device, 1 << 16)
+
+
+@caught_by("large")
+def wrong_above_a_million_elements(device: str) -> FusedOp:
+    return wrong_above("wrong_above_a_million_elements", device, 1 << 20)
+
+
+@caught_by("large")
+def rows_in_one_grid_dimension(device: str) -> FusedOp:
+    """Launches one program per row in a dimension of the grid that ends at 65535."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        output.view(-1, output.shape[-1] if output.numel() else 1)[65_535:] = 0
+        return output
+
+    return make_op("rows_in_one_grid_dimension", device, forward)
+
+
+@caught_by("large")
+def wide_rows_cut(device: str) -> FusedOp:
+    """Keeps a row in 2^17 elements of shared memory."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        output[..., 1 << 17 :] = 0
+        return output
+
+    return make_op("wide_rows_cut", device, forward)
+
+
+@caught_by("large")
+def large_bias_gradient_in_halves(device: str) -> FusedOp:
+    """Splits the sum over rows above 2^12 rows, and loses the second half's last row."""
+
+    def backward(needs: object, grad_output: Tensor, input: Tensor, *others: object) -> object:
+        grads = honest.backward((True, True), grad_output, input, *others)
+        rows = grad_output.numel() // max(1, grad_output.shape[-1])
+        if rows <= 1 << 12:
+            return grads
+        without = torch.cat(
+            [
+                grad_output.reshape(rows, -1)[:-1],
+                grad_output.new_zeros(1, 1).expand(1, grad_output.shape[-1]),
+            ]
+        )
+        return honest.backward((True, True), without.view_as(grad_output), input, *others)
+
+    return make_op("large_bias_gradient_in_halves", device, backward=backward)
