@@ -34,6 +34,10 @@ def causal(scores):
     return torch.softmax(scores.masked_fill(hidden, float("-inf")), -1)
 
 
+def summed_difference(prediction, target):
+    return (prediction - target).square().sum(-1)
+
+
 def elementary(x):
     part = torch.frac(x)
     return (
@@ -63,6 +67,7 @@ EXAMPLES = {
     shares: (torch.zeros(5, 9),),
     grouped: (torch.zeros(2, 6, 5, 7), torch.zeros(6), torch.zeros(6)),
     causal: (torch.zeros(2, 9, 9),),
+    summed_difference: (torch.zeros(5, 9), torch.zeros(5, 9)),
     elementary: (torch.zeros(9),),
 }
 
@@ -159,6 +164,13 @@ def test_masked_scores(run):
     (actual,) = gradients(lambda one: run(causal, one), [scores])
     (wanted,) = gradients(causal, [scores.double()])
     torch.testing.assert_close(actual, wanted.float())
+
+
+def test_an_expanded_gradient_of_no_rows_is_not_read(run):
+    """It is the same in all columns, and there is not one element of it."""
+    inputs = [torch.zeros(0, 1, requires_grad=True) for _ in range(2)]
+    run(summed_difference, *inputs).sum().backward()
+    assert [one.grad.shape for one in inputs] == [(0, 1), (0, 1)]
 
 
 def test_slow_values_are_handed_from_kernel_to_kernel(package, run):

@@ -76,6 +76,31 @@ def test_triton_kernels_are_launched_by_the_packages_own_runtime(packages: Path)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+def test_every_name_that_is_used_of_a_runtime_module_is_there(packages: Path) -> None:
+    """Kernels name functions of a module, as in ``math.rsqrt``, which no import fails for."""
+    seen = set()
+    for file in sorted(packages.rglob("*.py")):
+        parts = list(ast.walk(ast.parse(file.read_text("utf-8"))))
+        aliases = {
+            alias.asname or alias.name: file.parent / "runtime" / f"{alias.name}.py"
+            for node in parts
+            if isinstance(node, ast.ImportFrom) and node.level and node.module == "runtime"
+            for alias in node.names
+        }
+        for part in parts:
+            if not (isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name)):
+                continue
+            module = aliases.get(part.value.id)
+            if module is None or not module.is_file():
+                continue
+            defined = {
+                getattr(one, "name", "") for one in ast.parse(module.read_text("utf-8")).body
+            }
+            assert part.attr in defined, f"{file.parent.name}/{file.name}: {part.attr}"
+            seen.add((module.stem, part.attr))
+    assert ("triton_math", "rsqrt") in seen
+
+
 def test_pytorch_can_look_inside(packages: Path) -> None:
     run_without_fuselab("inside_pytorch", packages, "residual_norm")
 

@@ -75,12 +75,30 @@ def copied(imports: Iterable[_Needed]) -> dict[str, str]:
 
 
 def needs(text: str) -> list[_Needed]:
-    """Return what the text of a module imports of fuselab: (module, name) pairs."""
+    """Return what the text of a module uses of fuselab: (module, name) pairs. Of a module that is
+    imported whole these are the attributes that the text names."""
+    parts = list(ast.walk(ast.parse(text)))
     found: list[_Needed] = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and _is_ours(node):
-            found += [_place(node, alias) for alias in node.names]
+    for node in parts:
+        if not (isinstance(node, ast.ImportFrom) and _is_ours(node)):
+            continue
+        for alias in node.names:
+            module, name = _place(node, alias)
+            found.append((module, name))
+            if not name:
+                called = alias.asname or alias.name
+                found += [(module, attribute) for attribute in _attributes_of(parts, called)]
     return found
+
+
+def _attributes_of(parts: Iterable[ast.AST], name: str) -> list[str]:
+    return [
+        part.attr
+        for part in parts
+        if isinstance(part, ast.Attribute)
+        and isinstance(part.value, ast.Name)
+        and part.value.id == name
+    ]
 
 
 def with_relative_imports(text: str, package: str) -> str:

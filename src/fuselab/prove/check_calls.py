@@ -96,7 +96,7 @@ def _first_difference(stacks: Stacks) -> int | None:
     for stacked in stacks:
         if stacked is not None and stacked[0].numel():
             bits = bits_of(stacked)
-            differs = (bits != bits[0]).flatten(1).any(1)
+            differs = (bits != bits[0]).reshape(len(bits), -1).any(1)
             rows += [int(differs.int().argmax())] if bool(differs.any()) else []
     return min(rows, default=None)
 

@@ -58,8 +58,9 @@ def backward(
 
 def cost(tables: Sequence[Tensor], ids: Tensor) -> Cost:
     columns = sum(table.shape[1] for table in tables)
-    moved = ids.shape[0] * columns * tables[0].element_size()
-    return Cost(moved + ids.numel() * 8, moved, 0)
+    written = ids.shape[0] * columns * tables[0].element_size()
+    read = min(written, sum(table.nbytes for table in tables))  # every row of a table once
+    return Cost(read + ids.numel() * 8, written, 0)
 
 
 def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:

@@ -82,7 +82,9 @@ def make_op(
         backward,
         Gradient(save, gradient_reference),
         reference=reference,
-        cost=lambda input, bias: Cost(8 * input.numel(), 9 * input.numel(), input.numel()),
+        cost=lambda input, bias: Cost(
+            input.nbytes + bias.nbytes, 2 * input.nbytes + input.numel(), input.numel()
+        ),
         cases=(Case("4x8", make, frozenset({"boundary"})),),
         draw=draw,
     )

@@ -78,7 +78,7 @@ def regime(dense: Tensor, *rest: Any) -> str:
 def prefer_backward(
     needs: Sequence[bool], grad_output: Tensor, output: Tensor | None, *arguments: Any
 ) -> Sequence[str]:
-    return _order(*arguments[:3])
+    return _order(*arguments[:3]) if grad_output.is_cuda else ("cpp",)
 
 
 def _order(dense: Tensor, embeddings: Tensor, weight: Tensor) -> Sequence[str]:

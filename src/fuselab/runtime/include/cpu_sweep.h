@@ -1163,6 +1163,7 @@ void for_each(const Loops<operands>& loops, Body body) {
 template <class Real, Lane lane, int operands, class... Elements, int... place, class Body>
 void for_each_with_rows(const Loops<operands>& loops, std::tuple<Array<place, Elements>...>,
                         Body body) {
+  if (loops.columns == 0) return;  // an operand without elements has nothing to read once per row
   const auto is_same = [&](const int64_t* step) { return (step[4] | step[5] | step[6]) == 0; };
   if ((is_same(loops.strides[place]) && ...)) {
     sweep<Real, lane>(loops, [&](const auto& rows) {
