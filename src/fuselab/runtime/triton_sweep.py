@@ -373,7 +373,7 @@ def _parts(swept: Sweep, block: Block, device: torch.device) -> int:
     """Return how many programs share a row, a power of two."""
     programs = ceil_div(ceil_div(swept.rows.numel, block.rows), block.turns)
     wanted = PROGRAMS_PER_MULTIPROCESSOR * gpu_limits.multiprocessors(device)
-    if 2 * programs > wanted:
+    if programs == 0 or 2 * programs > wanted:
         return 1
     # A share of less than two blocks is not worth another launch.
     most = swept.columns.numel * block.rows // (2 * LOOPED_BLOCK)
