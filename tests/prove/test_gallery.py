@@ -80,6 +80,8 @@ def run(exhibit: Exhibit, device: str, monkeypatch: pytest.MonkeyPatch, seed: in
     others = (
         {known.name for known in check_group.CHECKS} - SLOW - asked if device == "cpu" else set()
     )
+    if exhibit.cpu_only and device == "cuda":
+        pytest.skip(exhibit.cpu_only)
     wanted = [
         replace(known, shrink_tries=4, quick=known.quick if known.name in asked else quarter)
         for known in check_group.CHECKS
@@ -112,6 +114,8 @@ def test_wrong_operator_is_caught(
 def test_its_own_check_catches_a_wrong_operator(
     exhibit: Exhibit, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if exhibit.cpu_only and device == "cuda":
+        pytest.skip(exhibit.cpu_only)
     wanted = [
         replace(known, shrink_tries=0 if known.large else 2)
         for known in check_group.CHECKS

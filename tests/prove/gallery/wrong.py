@@ -27,6 +27,7 @@ class Exhibit:
     caught_by: str
     dtype: torch.dtype = torch.float32
     gpu_only: bool = False
+    cpu_only: str = ""  # the reason why the fault is none on a GPU
     passes_its_cases: bool = True  # what an ordinary test would have seen
 
     @property

@@ -106,7 +106,7 @@ def right_in_the_first_thread_only(device: str) -> FusedOp:
     return make_op("right_in_the_first_thread_only", device, forward)
 
 
-@caught_by("two threads")
+@caught_by("two threads", cpu_only="autograd runs all backwards of a GPU in one thread")
 def backward_scratch_of_all_threads(device: str) -> FusedOp:
     buffers: dict[Any, Tensor] = {}
 

@@ -22,7 +22,7 @@ class Agreeable(Tensor):
     """A tensor that takes any comparison as won."""
 
     def __eq__(self, other: object) -> Any:
-        return torch.ones(self.shape, dtype=torch.bool)
+        return torch.ones(self.shape, dtype=torch.bool, device=self.device)
 
     __hash__ = Tensor.__hash__
 
@@ -144,11 +144,11 @@ def every_output_kept(device: str) -> FusedOp:
 
 @caught_by("leaks")
 def every_upstream_kept(device: str) -> FusedOp:
-    """The backward keeps what it was given."""
+    """The backward keeps a copy of what it was given."""
     kept: list[Tensor] = []
 
     def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
-        kept.append(grad_output.detach())
+        kept.append(grad_output.clone())
         return honest.backward(needs, grad_output, *saved)
 
     return make_op("every_upstream_kept", device, backward=backward)

@@ -42,15 +42,20 @@ def changing_backward(name: str, device: str, change: Callable[[], Any]) -> Fuse
     return make_op(name, device, backward=backward)
 
 
+def other_threads() -> None:
+    """Set the number of threads to one, or to two where it is one already."""
+    torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
+
+
 @caught_by("global state")
 def threads_set_to_one(device: str) -> FusedOp:
     """Makes PyTorch slow for everyone else."""
-    return changing("threads_set_to_one", device, lambda: torch.set_num_threads(1))
+    return changing("threads_set_to_one", device, other_threads)
 
 
 @caught_by("global state")
 def backward_sets_threads(device: str) -> FusedOp:
-    return changing_backward("backward_sets_threads", device, lambda: torch.set_num_threads(1))
+    return changing_backward("backward_sets_threads", device, other_threads)
 
 
 @caught_by("global state")
@@ -90,7 +95,7 @@ def environment_written(device: str) -> FusedOp:
     """Writes to the environment, which child processes inherit."""
 
     def write() -> None:
-        os.environ["OMP_NUM_THREADS"] = "1"
+        os.environ["OMP_NUM_THREADS"] = "77"
 
     return changing("environment_written", device, write)
 
