@@ -94,6 +94,7 @@ NEED_EXTRAS = (
     "fuselab.data.parquet",
     "fuselab.report.check_text",
     "fuselab.report.html",
+    "fuselab.report.judge_text",
     "fuselab.report.tables",
 )
 

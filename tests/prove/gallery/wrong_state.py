@@ -70,8 +70,10 @@ def reduced_precision_allowed(device: str) -> FusedOp:
 
 @caught_by("global state")
 def tf32_in_convolutions(device: str) -> FusedOp:
+    wanted = not torch.backends.cudnn.allow_tf32
+
     def toggle() -> None:
-        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = wanted
 
     return changing("tf32_in_convolutions", device, toggle)
 
