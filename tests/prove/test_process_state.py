@@ -1,4 +1,4 @@
-"""What changes in the process is named and given back."""
+"""Changes of the process's state are reported by name and undone."""
 
 from __future__ import annotations
 

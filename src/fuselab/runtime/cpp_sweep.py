@@ -14,6 +14,7 @@ from fuselab.runtime.sweep import Sweep
 
 # Rows that are not wider are computed side by side, one in each lane of a vector.
 NARROW = 32
+# Rows that are fewer in a run are not.
 FEW = 8
 
 _TYPES = {

@@ -50,10 +50,7 @@ FUSELAB_INLINE void store_line(Real* to, Line<Real> line, int64_t count) {
 template <class Real>
 FUSELAB_INLINE Line<Real> first_of(Line<Real> line, int64_t count) {
   if (count >= side) return line;
-  Real kept[side];
-  std::memcpy(kept, &line, sizeof line);
-  for (int64_t i = std::max<int64_t>(count, 0); i < side; ++i) kept[i] = 0;
-  return load_as<Line<Real>>(kept);
+  return choose(first_lanes<Integers<Line<Real>>>(count), line, Line<Real>{});
 }
 
 // Stores a line past the caches; `to` is a multiple of 64 bytes.
@@ -64,30 +61,6 @@ FUSELAB_INLINE void stream_line(Real* to, Line<Real> line) {
     Vector<Real> part;
     std::memcpy(&part, reinterpret_cast<const Real*>(&line) + i, sizeof part);
     store_whole<true>(to + i, part);
-  }
-}
-
-// Transposes a square, whose halves are exchanged across the diagonal, then the halves of these.
-template <int64_t half, bool lower, class Real, std::size_t... lane>
-FUSELAB_INLINE Line<Real> exchanged(Line<Real> a, Line<Real> b, std::index_sequence<lane...>) {
-  if constexpr (lower) {
-    return __builtin_shufflevector(a, b, int(lane & half ? lane + side : lane + half)...);
-  } else {
-    return __builtin_shufflevector(a, b, int(lane & half ? lane + side - half : lane)...);
-  }
-}
-template <int64_t half, class Real>
-FUSELAB_INLINE void transpose(Line<Real>* lines) {
-  if constexpr (half > 0) {
-    constexpr auto lane = std::make_index_sequence<side>{};
-#pragma GCC unroll 16
-    for (int64_t i = 0; i < side; ++i) {
-      if (i & half) continue;
-      const Line<Real> a = lines[i], b = lines[i + half];
-      lines[i] = exchanged<half, false, Real>(a, b, lane);
-      lines[i + half] = exchanged<half, true, Real>(a, b, lane);
-    }
-    transpose<half / 2, Real>(lines);
   }
 }
 
@@ -123,7 +96,7 @@ void fold(const Real* weight, Real* folded, int64_t columns, int64_t width, int6
           __builtin_prefetch(upper + ahead + i * width);
         Line<Real> across[side];
         load_square(across, upper, width, others, rows);
-        transpose<side / 2, Real>(across);
+        transpose<side / 2>(across);
         for (int64_t i = 0; i < side; ++i) lines[i] += across[i];
       }
       std::memcpy(folded + n * tile_pairs + number * pairs, lines, sizeof lines);
@@ -156,7 +129,7 @@ void unfold(const Real* grad_folded, Real* grad_weight, int64_t columns, int64_t
         std::memcpy(lines, grad_folded + n * tile_pairs + number * pairs, sizeof lines);
         write(own + row * width + column, lines, rows, others);
         if (row == column) return;
-        transpose<side / 2, Real>(lines);
+        transpose<side / 2>(lines);
         write(own + column * width + row, lines, others, rows);
       });
     }
@@ -207,7 +180,7 @@ void pull(const Real* z, const Real* grad_products, Real* grad_z, int64_t batch,
         to_column += line * of_row[i];
       }
       // The sums of 16 vectors, one in each lane of the result.
-      transpose<side / 2, Real>(to_row);
+      transpose<side / 2>(to_row);
       for (int64_t half = side / 2; half > 0; half /= 2)
         for (int64_t i = 0; i < half; ++i) to_row[i] += to_row[i + half];
       store_line(to + row, load_line(to + row, rows) + to_row[0], rows);

@@ -157,6 +157,32 @@ template <class Vec>
 FUSELAB_INLINE Scalar<Vec> minimum_of(Vec x) {
   return reduced<lanes<Vec> / 2>(x, [](Vec a, Vec b) { return smaller(a, b); });
 }
+// Transposes a square of vectors: its halves are exchanged across the diagonal, then the halves of
+// these, and so on.
+template <int64_t half, bool lower, class V, std::size_t... lane>
+FUSELAB_INLINE V exchanged(V a, V b, std::index_sequence<lane...>) {
+  constexpr int64_t count = sizeof...(lane);
+  if constexpr (lower) {
+    return __builtin_shufflevector(a, b, int(lane & half ? lane + count : lane + half)...);
+  } else {
+    return __builtin_shufflevector(a, b, int(lane & half ? lane + count - half : lane)...);
+  }
+}
+template <int64_t half, class V>
+FUSELAB_INLINE void transpose(V* square) {
+  if constexpr (half > 0) {
+    constexpr auto lane = std::make_index_sequence<lanes<V>>{};
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < lanes<V>; ++i) {
+      if (i & half) continue;
+      const V a = square[i], b = square[i + half];
+      square[i] = exchanged<half, false>(a, b, lane);
+      square[i + half] = exchanged<half, true>(a, b, lane);
+    }
+    transpose<half / 2>(square);
+  }
+}
+
 // True in the first `count` lanes.
 template <class Ints>
 FUSELAB_INLINE Ints first_lanes(int64_t count) {
