@@ -172,7 +172,7 @@ def main() -> None:
     assert y[0].item() == 0.0 and abs(y[1].item() - 1.4621172) < 1e-6
     assert gate.grad[0].item() == 2.5
 
-    report = fuselab.check(SWIGLU, quick=True)
+    report = fuselab.check(SWIGLU, quick=True, seed=0)
     for group in report.groups:
         print(group.implementation, group.dtype, group.where, group.verdict, group.reason or "")
     assert report.passed, [failure for group in report.groups for failure in group.failures]

@@ -67,4 +67,4 @@ OP = FusedOp(
 squared_relu = fuselab.operator(OP)
 if __name__ == "__main__":
     print(squared_relu(torch.tensor([-1.0, 0.5, 3.0])).tolist())
-    assert fuselab.check(OP, quick=True).passed
+    assert fuselab.check(OP, quick=True, seed=0).passed

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, TypeVar, get_args, get_origin
 import torch
 from torch import Tensor
 
-from fuselab.errors import ContractError
+from fuselab.errors import ContractError, DtypeError
 
 Element = TypeVar("Element")
 
@@ -38,6 +38,17 @@ def tensors_in(values: Iterable[Any]) -> tuple[Tensor, ...]:
         elif isinstance(value, (list, tuple)):
             found.extend(item for item in value if isinstance(item, Tensor))
     return tuple(found)
+
+
+def refuse_mixed_dtypes(*args: Any) -> None:
+    """Raise DtypeError where the floating tensors among ``args`` have several dtypes.
+
+    ``FusedOp.validate`` of an operator whose kernels read all of them in one dtype.
+    """
+    dtypes = {tensor.dtype: None for tensor in tensors_in(args) if tensor.is_floating_point()}
+    if len(dtypes) > 1:
+        names = ", ".join(map(dtype_name, dtypes))
+        raise DtypeError(f"the floating tensors must have one dtype; they have {names}.")
 
 
 def on_meta(args: Sequence[Any]) -> tuple[Any, ...]:

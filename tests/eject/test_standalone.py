@@ -196,7 +196,7 @@ def test_fuselab_runs_the_packages_own_launchers(packages: Path) -> None:
 
 def test_check_of_a_standalone_package_passes(packages: Path) -> None:
     report = fuselab.check(
-        str(packages / "two_losses"), "cpp", torch.float32, quick=True, budget_s=8
+        str(packages / "two_losses"), "cpp", torch.float32, seed=0, quick=True, budget_s=8
     )
     assert report.passed, [group.failures for group in report.groups]
     assert report.groups[0].trials > 0

@@ -72,7 +72,7 @@ def test_a_seed_repeats_a_run_exactly() -> None:
 @pytest.mark.usefixtures("few_checks")
 def test_a_failure_repeats_itself_and_is_small() -> None:
     op = wrong.only_multiples_of_the_block("cpu")
-    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    report = check(op, seed=0, dtype=torch.float32, quick=True, device="cpu")
     (failure,) = (result for result in report.results("shapes"))
     assert failure.verdict is Verdict.FAIL
     # One element is the smallest size that no block of 8 divides.
@@ -100,7 +100,7 @@ def test_results_survive_the_way_from_a_child() -> None:
 
 def test_an_operator_without_gradient_may_refuse_one() -> None:
     op = honest.make_op("without_gradient", gradient=None, backward=None)
-    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    report = check(op, seed=0, dtype=torch.float32, quick=True, device="cpu")
     assert report.passed, report.failed_checks()
     (present,) = report.results("gradient present")
     assert present.verdict is Verdict.PASS and "defines no gradient" in str(present.reason)
@@ -142,7 +142,7 @@ def test_a_rounded_output_has_no_jacobian(monkeypatch: pytest.MonkeyPatch) -> No
     """Finite differences of an output narrower than its inputs are 0 or a jump."""
     some = tuple(known for known in check_group.CHECKS if known.name == "gradcheck")
     monkeypatch.setattr(check_group, "CHECKS", some)
-    report = check(rounded_op("rounded", draw_rounded), dtype=torch.float64, device="cpu")
+    report = check(rounded_op("rounded", draw_rounded), seed=0, dtype=torch.float64, device="cpu")
     (result,) = report.results("gradcheck")
     assert result.verdict is Verdict.PASS, result.reason
     assert 0 < result.trials < 12
@@ -150,7 +150,9 @@ def test_a_rounded_output_has_no_jacobian(monkeypatch: pytest.MonkeyPatch) -> No
     def all_rounded(draw: Any) -> Inputs:
         return Inputs((*honest.draw(draw).args, True))
 
-    report = check(rounded_op("all_rounded", all_rounded), dtype=torch.float64, device="cpu")
+    report = check(
+        rounded_op("all_rounded", all_rounded), seed=0, dtype=torch.float64, device="cpu"
+    )
     (result,) = report.results("gradcheck")
     assert result.verdict is Verdict.NOT_JUDGED and "no meaning" in str(result.reason)
 
@@ -168,7 +170,7 @@ def test_a_projected_jacobian_shows_a_wrong_gradient(monkeypatch: pytest.MonkeyP
     before = torch.get_rng_state()
     for name, passed in (("projected", True), ("projected_wrong", False)):
         op = honest.make_op(name, **({} if passed else {"backward": backward}))
-        report = check(op, dtype=torch.float64, quick=True, device="cpu")
+        report = check(op, seed=0, dtype=torch.float64, quick=True, device="cpu")
         assert report.passed is passed
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -178,10 +180,10 @@ def test_a_row_whose_time_ends_first_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     op = honest.make_op("hurried")
-    whole = check(op, dtype=torch.float32, quick=True, device="cpu")
+    whole = check(op, seed=0, dtype=torch.float32, quick=True, device="cpu")
     assert whole.passed and not whole.cut_short and "cut short" not in str(whole)
     monkeypatch.setattr(check_group, "QUICK_BUDGET_S", 0.0)
-    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    report = check(op, seed=0, dtype=torch.float32, quick=True, device="cpu")
     assert report.passed and report.cut_short and report.groups[0].cut_short
     assert report.trials < report.planned == whole.trials
     assert f"passes, cut short ({report.trials} of {report.planned} trials)" in str(report)
@@ -214,7 +216,7 @@ def test_a_check_past_its_time_still_makes_a_quarter(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("few_checks")
 def test_a_full_check_makes_all_its_trials() -> None:
-    report = check(honest.make_op("whole"), dtype=torch.float32, device="cpu")
+    report = check(honest.make_op("whole"), seed=0, dtype=torch.float32, device="cpu")
     assert report.passed and not report.cut_short
     assert report.results("shapes")[0].trials == 200
 
@@ -265,14 +267,14 @@ def test_an_implementation_that_takes_few_of_the_inputs_says_so() -> None:
     op = honest.make_op("whole_blocks")
     plain = replace(op.implementations["plain"], supports=whole_blocks)
     op = replace(op, implementations={"plain": plain})
-    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    report = check(op, seed=0, dtype=torch.float32, quick=True, device="cpu")
     (shapes,) = report.results("shapes")
     assert 0 < shapes.trials < 20 and shapes.trials + shapes.unsupported == 40
     (group,) = report.groups
     assert group.unsupported > group.trials
     said = f"plain float32 takes few of the inputs drawn: {group.trials} of "
     assert any(line.startswith(said) for line in notes(report))
-    everything = check(honest.make_op("all"), dtype=torch.float32, quick=True, device="cpu")
+    everything = check(honest.make_op("all"), seed=0, dtype=torch.float32, quick=True, device="cpu")
     assert not any("few of" in line for line in notes(everything))
 
 
@@ -281,7 +283,7 @@ def test_what_an_implementation_does_not_support_is_not_judged() -> None:
     op = honest.make_op("supports_nothing")
     plain = replace(op.implementations["plain"], supports=lambda *args: "it is unfinished")
     op = replace(op, implementations={"plain": plain})
-    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    report = check(op, seed=0, dtype=torch.float32, quick=True, device="cpu")
     assert report.groups[0].verdict is Verdict.NOT_JUDGED
     assert report.passed and "supports no input" in str(report.groups[0].reason)
 
@@ -300,7 +302,7 @@ def test_what_autocast_makes_of_inputs_is_asked_only_of_what_supports_it(
     op = replace(op, implementations={"plain": plain})
     some = tuple(known for known in check_group.CHECKS if known.name in ("cases", "autocast"))
     monkeypatch.setattr(check_group, "CHECKS", some)
-    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    report = check(op, seed=0, dtype=torch.float32, quick=True, device="cpu")
     assert report.passed, report.failed_checks()
     (result,) = report.results("autocast")
     assert result.verdict is Verdict.PASS and "it takes float32" in str(result.reason)
@@ -318,16 +320,29 @@ def test_an_operator_without_draw_gets_values_and_layouts_in_its_cases() -> None
 def test_command_passes_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = write_honest(tmp_path)
     target = tmp_path / "check.json"
-    status = run(["check", spec, "--quick", "--device", "cpu", "--json", str(target)])
+    asked = ["check", spec, "--quick", "--seed", "7", "--device", "cpu", "--json", str(target)]
+    status = run(asked)
     screen = capsys.readouterr()
     assert status == 0
     assert max(map(len, screen.out.splitlines())) <= 80
-    assert "PASS (" in screen.out and "gallery::honest_file" in screen.err
+    assert (
+        "PASS (" in screen.out and "seed 7)" in screen.out and "gallery::honest_file" in screen.err
+    )
     written = json.loads(target.read_text())
-    assert written["verb"] == "check" and written["passed"] is True and written["seed"] == 0
+    assert written["verb"] == "check" and written["passed"] is True and written["seed"] == 7
     for group in written["groups"]:
         assert 0 < group["share_of_bar"] <= 1
         assert f"{100 * group['share_of_bar']:.3g}%" in screen.out
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_the_seed_is_drawn_and_what_the_report_says_repeats_it() -> None:
+    op = wrong.only_multiples_of_the_block("cpu")
+    first, second = (check(op, dtype=torch.float32, quick=True, device="cpu") for _ in range(2))
+    assert first.seed != second.seed
+    again = check(op, dtype=torch.float32, quick=True, seed=first.seed, device="cpu")
+    assert without_times(again.facts()) == without_times(first.facts())
+    assert f"--seed {first.seed} " in first.groups[0].failures[0].repeat_command
 
 
 @pytest.mark.usefixtures("few_checks")
@@ -335,7 +350,7 @@ def test_command_fails_with_the_case_and_what_repeats_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = write_honest(tmp_path, NO_TAIL, "no_tail")
-    arguments = ["check", spec, "--quick", "--dtype", "float32", "--device", "cpu"]
+    arguments = ["check", spec, "--quick", "--seed", "0", "--dtype", "float32", "--device", "cpu"]
     assert run(arguments) == 1
     out = capsys.readouterr().out
     assert "FAIL shapes: plain float32 (cpu)" in out
@@ -362,7 +377,8 @@ def test_an_error_that_many_checks_raise_is_shown_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = write_honest(tmp_path, RAISES, "raises")
-    assert run(["check", spec, "--quick", "--dtype", "float32", "--device", "cpu"]) == 1
+    arguments = ["check", spec, "--quick", "--seed", "0", "--dtype", "float32", "--device", "cpu"]
+    assert run(arguments) == 1
     out = capsys.readouterr().out
     assert [line for line in out.splitlines() if line.startswith("FAIL ")] == [
         "FAIL cases: plain float32 (cpu)"
@@ -381,7 +397,7 @@ def test_a_reference_that_wants_a_python_number_is_told_what_a_float_is(
     compiling = tuple(known for known in check_group.CHECKS if known.name == "compile")
     monkeypatch.setattr(check_group, "CHECKS", compiling)
     op = honest.make_op("wants_a_number", reference=reference)
-    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    report = check(op, seed=0, dtype=torch.float32, quick=True, device="cpu")
     (result,) = report.groups[0].failures
     assert "a float (scale) arrives as a 0-d tensor, in the reference" in str(result.reason)
 
@@ -404,7 +420,7 @@ def test_as_many_graphs_as_the_reference_needs(
     op = halves.make_op(
         "halves_by_number" if fixed else "halves", **({"fake": fake} if fixed else {})
     )
-    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    report = check(op, seed=0, dtype=torch.float32, quick=True, device="cpu")
     reasons = [str(failure.reason) for failure in report.groups[0].failures]
     assert reasons == (["3 sizes made torch.compile build 3 graphs"] if fixed else [])
 
@@ -449,7 +465,7 @@ def test_triton_is_checked_under_the_interpreter() -> None:
         (torch.bfloat16, Verdict.NOT_JUDGED),  # the interpreter's stores truncate
     ):
         lines: list[str] = []
-        report = check(spec, dtype=dtype, quick=True, device="cpu", progress=lines.append)
+        report = check(spec, seed=0, dtype=dtype, quick=True, device="cpu", progress=lines.append)
         assert report.passed, report.failed_checks()
         (group,) = report.groups
         assert (group.where, group.verdict) == ("interpreter", verdict)
@@ -462,7 +478,7 @@ def test_a_wrong_triton_kernel_is_caught_under_the_interpreter(tmp_path: Path) -
     assert wrong_text != text
     path = tmp_path / "wrong_mask.py"
     path.write_text(wrong_text.replace("mine::squared_relu", "mine::wrong_mask"))
-    report = check(str(path), dtype=torch.float32, quick=True, device="cpu")
+    report = check(str(path), seed=0, dtype=torch.float32, quick=True, device="cpu")
     assert {"shapes", "written"} <= report.failed_checks()
     (failure,) = report.results("shapes")
     assert failure.case[1] in ("input: float32[1] normal", "input: float32[1, 1] normal")
@@ -471,7 +487,7 @@ def test_a_wrong_triton_kernel_is_caught_under_the_interpreter(tmp_path: Path) -
 def test_an_operator_that_no_file_holds_is_not_judged_under_the_interpreter() -> None:
     op = honest.make_op("nowhere", "cuda")
     op = replace(op, implementations={"triton": op.implementations["plain"]})
-    report = check(op, dtype=torch.float32, quick=True, device="cpu")
+    report = check(op, seed=0, dtype=torch.float32, quick=True, device="cpu")
     assert report.groups[0].verdict is Verdict.NOT_JUDGED
     assert "cannot import it" in str(report.groups[0].reason)
 
@@ -498,7 +514,7 @@ def test_every_cuda_implementation_of_the_library_has_kernels_to_compile() -> No
 
 
 def test_cuda_is_compiled_where_it_cannot_run() -> None:
-    report = check(str(EXAMPLES / "own_cuda_op.py"), device="cpu")
+    report = check(str(EXAMPLES / "own_cuda_op.py"), seed=0, device="cpu")
     (group,) = report.groups
     assert (group.where, group.verdict) == ("compiled", Verdict.NOT_JUDGED)
     (build,) = report.results("build")
@@ -524,7 +540,7 @@ def test_cuda_that_does_not_compile_fails_with_the_compilers_words(tmp_path: Pat
         (tmp_path / name).write_text(
             text.replace("const Wide silu =", "const Wide silu = undefined +")
         )
-    report = check(str(tmp_path / "own_cuda_op.py"), quick=True, device="cpu")
+    report = check(str(tmp_path / "own_cuda_op.py"), seed=0, quick=True, device="cpu")
     (failure,) = report.groups[0].failures
     assert failure.check == "build"
     assert "undefined" in " ".join(failure.case)

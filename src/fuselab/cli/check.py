@@ -28,7 +28,10 @@ def check(
     ] = None,
     dtype: Annotated[str | None, option("Only this one: float32, bfloat16, ..., int64.")] = None,
     quick: Annotated[bool, flag("--quick", "Fewer trials.")] = False,
-    seed: Annotated[int, option("Seed of the trials; equal seeds give equal results.")] = 0,
+    seed: Annotated[
+        int | None,
+        option("Equal seeds give equal results; drawn and printed by default, 0 with --case."),
+    ] = None,
     case: Annotated[
         str | None, option("Repeat one trial, named as a failure prints it.", "CHECK@CASE")
     ] = None,

@@ -75,7 +75,7 @@ from pathlib import Path
 {importing}
 
 def test_{name}() -> None:
-    report = fuselab.check(str(Path(__file__).parent), quick=True)
+    report = fuselab.check(str(Path(__file__).parent), quick=True, seed=0)
     assert report.passed, str(report)
 '''
 

@@ -10,21 +10,23 @@ where ulp is the distance between neighbouring numbers of the output's dtype at 
 magnitude of ``exact`` in that row (never another row's), at least the smallest subnormal. NaN and
 infinities stand where eager's stand, with their sign; where ``ours`` differs from eager there, it
 must be what ``exact`` rounds to (an intermediate sum that overflows in eager's 16 bits need not
-overflow in ours). Where eager's kernel of a normalisation gives NaN, the definition by simpler
-operators is as good: with an infinite weight w, (x - m) r w is infinite where x (r w) - m (r w) is
-NaN, and eager computes the one on some devices and the other on others. A row in which eager has
-NaN and ``exact`` has a number is not judged: there an
-intermediate value leaves the working dtype's range (the variance of the largest numbers), and no
-order of the arithmetic that keeps to that dtype can be asked to come out right.
+overflow in ours). Where no input holds NaN, brackets decide between an infinity and NaN: one may
+stand for the other where eager and ``exact`` have either, and normalisations may give what their
+definition by simpler operators gives. A row in which eager has NaN and ``exact`` has a number is
+not judged: there an intermediate value leaves the working dtype's range (the variance of the
+largest numbers), and no order of the arithmetic that keeps to that dtype can be asked to come out
+right.
 
 A correct kernel must not fail by chance, but eager may be exact by luck: in a narrow row, where
-terms cancel, or at the kink of a ReLU. So where a row misses the bar, eager's error on it becomes
-the largest of three: its own error; its errors on up to ``COPIES`` copies of the inputs (and of the
-upstream gradient), where every other copy is moved by at most 3 ulp and the rest by at most a
-sixteenth; and the change of float64's result when its inputs move by the rounding of the arithmetic
-(2^-23, for float64 2^-52), because an error as large as one more rounding of an input causes is no
-mistake. No more copies are made once every row passes. A kernel that computes in fewer bits than it
-should has thousands of times these errors.
+terms cancel, or at the kink of a ReLU; and on a CPU it adds float32 in pairs, or in double. So
+where a row misses the bar, eager's error on it becomes the largest of: its own error, and that of
+the definitions of normalisations and norms; its errors on up to ``COPIES`` copies of the inputs
+(and of the upstream gradient), where every other copy is moved by at most 3 ulp and the rest by at
+most a sixteenth, in the strides of the inputs or contiguous; and the change of float64's result
+when its inputs and every intermediate result move by the rounding of the arithmetic
+(``fuselab.prove.rounding``: 2^-23, for float64 2^-52, times the root of its length for a sum). No
+more copies are made once every row passes. A kernel that computes in fewer bits than it should has
+thousands of times these errors.
 
 Integer and boolean results must be equal to eager's. Where they are not, and they are computed from
 floating tensors, as a comparison is, an element is right too if float64 gives it, on the inputs
@@ -41,13 +43,9 @@ times as many copies follow, in which a quarter of the elements moves by one ulp
 Where the working dtype is float64, ``exact`` rounds like ``eager`` and is no better. Eager's error
 is then float32's on the inputs rounded to float32, times 2^-29, the ratio of the two roundings, and
 64 times it is allowed instead of 4 times: float32 is exact where a function saturates (tanh is 1
-from 9 on) while float64 still loses digits there. Where a row misses that, eager's error on it is
-at least 2^-52 of the largest magnitude in the same result. This is the one place where another row
-counts. Where terms cancel (1 - tanh^2, a softmax's gradient), both float64 results are off by the
-rounding of the cancelled terms; these lie along any dimension and no result of that row shows their
-size. Without this rule the gradients of gelu_tanh fail at 17 to 40 ulp. So in float64 only, a row
-much smaller than its neighbours may be off by 64 * 2^-52 of their size; the other dtypes judge
-every row by its own magnitude.
+from 9 on) while float64 still loses digits there. Where terms cancel (1 - tanh^2, a softmax's
+gradient), both float64 results are off by the rounding of the cancelled terms, which the moved
+intermediate results show.
 """
 
 from __future__ import annotations
@@ -59,11 +57,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import get_decompositions
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuselab.op import tensors_in
-from fuselab.prove.arguments import mapped
+from fuselab.prove.arguments import copy_of_storage, mapped
+from fuselab.prove.definitions import Composed
+from fuselab.prove.rounding import Rounded
+from fuselab.runtime.dispatch.overlap import overlaps_itself
 
 FACTOR = 4.0
 FACTOR_FLOAT64 = 64.0
@@ -72,13 +71,6 @@ COPIES = 32
 GENTLE = 8  # a multiple of COPIES: how many copies with one-ulp moves follow
 FEW_ROWS = 4
 _FLOAT32_TO_FLOAT64 = 2.0**-29
-_NORMALISATIONS = (
-    torch.ops.aten.native_layer_norm,
-    torch.ops.aten.native_batch_norm,
-    torch.ops.aten.native_batch_norm_backward,
-    torch.ops.aten._native_batch_norm_legit,
-    torch.ops.aten._native_batch_norm_legit_no_training,
-)
 _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
 _BITS |= {torch.float64: torch.int64}
 
@@ -145,6 +137,7 @@ def judge(
     slack: float = 1.0,
     agreed: Tensor | None = None,
     composed: Tensor | None = None,
+    nan_given: bool = True,
 ) -> Judgement:
     """Judge ``ours`` against the bar.
 
@@ -152,7 +145,8 @@ def judge(
     ``eager_error`` (per row, absolute) replaces eager's own error where it is larger. The bar
     becomes ``slack`` times as wide. ``agreed`` tells which elements of an integer or boolean result
     are right although eager gives another value. ``composed`` is ``exact`` with normalisations
-    computed by simpler operators; its numbers may stand where eager has NaN.
+    computed by simpler operators; its numbers may stand where eager has NaN. ``nan_given`` tells
+    that an input holds NaN; where none does, brackets decide between an infinity and NaN.
     """
     if ours.shape != eager.shape:
         return _failed(f"has shape {list(ours.shape)}, eager has {list(eager.shape)}")
@@ -183,9 +177,8 @@ def judge(
     share[lost] = 0.0
     row = int(share.argmax())
     worst, worst_eager = (float(value[row] / ulp[row]) for value in (error, allowance))
-    misplaced = _misplaced(
-        ours, eager, exact, lost, None if composed is None else as_rows(composed)
-    )
+    definition = None if composed is None else as_rows(composed)
+    misplaced = _misplaced(ours, eager, exact, lost, definition, nan_given)
     if misplaced is not None:
         return _failed(misplaced, worst_eager)
     worst_share = float(share[row])
@@ -212,7 +205,12 @@ def _error(ours: Tensor, exact: Tensor) -> Tensor:
 
 
 def _misplaced(
-    ours: Tensor, eager: Tensor, exact: Tensor, lost: Tensor, composed: Tensor | None
+    ours: Tensor,
+    eager: Tensor,
+    exact: Tensor,
+    lost: Tensor,
+    composed: Tensor | None,
+    nan_given: bool,
 ) -> str | None:
     """Return what is wrong with NaN and infinities in ``ours`` outside of the rows that are
     ``lost``, or None."""
@@ -221,6 +219,8 @@ def _misplaced(
     wrong = special & ~(same | _stands_like(ours, exact)) & ~lost[:, None]
     if composed is not None:
         wrong &= ~(eager.isnan() & _stands_like(ours, composed))
+        if not nan_given:
+            wrong &= ~_by_other_brackets(ours, eager, exact, composed)
     if not bool(wrong.any()):
         return None
     row, column = (int(value) for value in wrong.nonzero()[0])
@@ -228,6 +228,14 @@ def _misplaced(
         f"row {row}, column {column} is {float(ours[row, column])} where eager gives "
         f"{float(eager[row, column])} and float64 {float(exact[row, column])}"
     )
+
+
+def _by_other_brackets(ours: Tensor, eager: Tensor, exact: Tensor, composed: Tensor) -> Tensor:
+    """Return where an infinity stands for a NaN or a NaN for an infinity of eager's, float64's and
+    the definition's: how the terms are bracketed decides between them."""
+    infinite = ours.isinf() & eager.isnan() & exact.isnan() & composed.isnan()
+    undefined = ours.isnan() & ~eager.isfinite() & ~exact.to(ours.dtype).isfinite()
+    return infinite | undefined
 
 
 def _stands_like(ours: Tensor, truth: Tensor) -> Tensor:
@@ -240,41 +248,6 @@ def _stands_like(ours: Tensor, truth: Tensor) -> Tensor:
     )
 
 
-def _group_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    batch: int,
-    channels: int,
-    area: int,
-    groups: int,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what aten.native_group_norm does; PyTorch's definition of it differs by device."""
-    grouped = input.reshape(batch, groups, channels // groups * area)
-    variance, mean = torch.var_mean(grouped, -1, correction=0, keepdim=True)
-    rstd = torch.rsqrt(variance + eps)
-    output = ((grouped - mean) * rstd).reshape(input.shape)
-    spread = (channels, *[1] * (input.ndim - 2))
-    output = output if weight is None else output * weight.reshape(spread)
-    output = output if bias is None else output + bias.reshape(spread)
-    return output, mean.reshape(batch, groups), rstd.reshape(batch, groups)
-
-
-class Composed(TorchDispatchMode):
-    """Compute normalisations by their definitions in simpler operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.definitions = get_decompositions(_NORMALISATIONS)
-        self.definitions[torch.ops.aten.native_group_norm.default] = _group_norm
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        return self.definitions.get(func, func)(*args, **(kwargs or {}))
-
-
 def upcast(value: Any, dtype: torch.dtype = torch.float64) -> Any:
     """Convert a floating tensor or a floating dtype to ``dtype``; return anything else
     unchanged."""
@@ -285,8 +258,11 @@ def upcast(value: Any, dtype: torch.dtype = torch.float64) -> Any:
     return value
 
 
-def nudged(value: Any, generator: torch.Generator, how: str) -> Any:
+def nudged(value: Any, generator: torch.Generator, how: str, keep_strides: bool = False) -> Any:
     """Return a floating tensor with its ordinary elements moved; return anything else unchanged.
+
+    The result is contiguous, or has the strides of ``value`` where ``keep_strides`` is True and its
+    elements share no memory.
 
     ``how`` is "near" (each by at most 3 ulp), "far" (each by at most a sixteenth) or "gentle" (a
     quarter of them by one ulp). Zeros, infinities, NaN and subnormal numbers stay, so that special
@@ -311,23 +287,32 @@ def nudged(value: Any, generator: torch.Generator, how: str) -> Any:
     if how != "far":
         ordinary &= plain.abs() < limits.max
     moved = torch.where(ordinary & (moved.sign() == plain.sign()), moved, plain)
+    if keep_strides and not value.is_contiguous() and not overlaps_itself(value):
+        moved = copy_of_storage(value.detach()).copy_(moved)
     return moved.requires_grad_(value.requires_grad)
 
 
 def rerounded(value: Any, generator: torch.Generator) -> Any:
     """Return a value for float64's reference, moved by the rounding of the arithmetic: by 2^-23 of
-    itself, or by 2^-52 where it is float64 already."""
+    itself, or by 2^-52 where it is float64 already.
+
+    A number other than 0 moves by the arithmetic's smallest subnormal number at least, and none
+    becomes infinite.
+    """
     wide = upcast(value)
     if not (isinstance(value, Tensor) and value.is_floating_point()):
         return wide
+    wide = wide.detach()
     step = torch.randint(-1, 2, wide.shape, generator=generator, device=generator.device)
-    rounding = 2.0**-52 if value.dtype == torch.float64 else 2.0**-23
-    return (wide.detach() * (1 + step.to(wide.device) * rounding)).requires_grad_(
-        value.requires_grad
-    )
+    limits = torch.finfo(torch.float64 if value.dtype == torch.float64 else torch.float32)
+    size = (wide.abs() * limits.eps).clamp(min=limits.smallest_normal * limits.eps)
+    moved = wide + torch.where(wide == 0, 0.0, step.to(wide.device) * size)
+    moved = torch.where(moved.isfinite(), moved, wide)
+    return moved.requires_grad_(value.requires_grad)
 
 
 Evaluate = Callable[[Sequence[Any]], Sequence[Tensor | None]]
+EvaluateRounded = Callable[[int, float, Sequence[Any]], Sequence[Tensor | None]]
 EvaluateAll = Callable[[Sequence[Sequence[Any]]], Sequence[Sequence[Tensor | None]]]
 Errors = list[Tensor | None]
 
@@ -351,13 +336,17 @@ class Bar:
         slack: float = 1.0,
         composed: Evaluate | None = None,
         together: EvaluateAll | None = None,
+        rounded: EvaluateRounded | None = None,
     ) -> None:
         self.evaluate, self.names, self.slack = evaluate, names, slack
         self.copies, self.gentle = COPIES, GENTLE
         self.evaluate_all = together or self._one_by_one
         self.evaluate_composed = composed or self._evaluate_composed
-        # An implementation that writes to its inputs must not change what it is judged by.
+        self.evaluate_rounded = rounded or self._evaluate_rounded
+        # An implementation that writes to its inputs must not change what it is judged by. Strides
+        # stay: they decide the order in which eager's kernels add.
         self.values = mapped(_copy, values)
+        self.nan_given = any(bool(value.isnan().any()) for value in tensors_in(self.values))
         eager, exact = self.evaluate_all([self.values, mapped(upcast, self.values)])
         self.eager, self.exact = list(eager), list(exact)
         self.composed: list[Tensor | None] = [None] * len(self.eager)  # made where NaN differ
@@ -394,19 +383,23 @@ class Bar:
         """Judge every result, measuring eager's error again on copies where luck may decide."""
         self.agreed = [self._first_agreed(place, ours) for place, ours in enumerate(results)]
         judgements = [self._judge_one(place, ours) for place, ours in enumerate(results)]
-        if any(judgement.problem is not None for judgement in judgements) and self._has_lost():
-            self.composed = list(self.evaluate_composed(mapped(upcast, self.values)))
-            judgements = [self._judge_one(place, ours) for place, ours in enumerate(results)]
+        if all(judgement.problem is None for judgement in judgements):
+            return judgements
+        self._compare_definitions()
+        judgements = [self._judge_one(place, ours) for place, ours in enumerate(results)]
         if not any(judgement.curable for judgement in judgements):
             return judgements
         # The copies of a large case are drawn in milliseconds on the device of the results.
         device = next((value.device for value in self.eager if value is not None), "cpu")
+        is_double = any(map(_is_float64, self.eager))
         generator = torch.Generator(device).manual_seed(len(self.values))
         for number in range((1 + self.gentle) * self.copies):
             if number == self.copies and not all(judgement.may_jump for judgement in judgements):
                 break
-            how = "gentle" if number >= self.copies else "far" if number % 2 else "near"
-            self._measure_copy(generator, how, results)
+            how = ("near", "far")[number % 2]
+            if number >= self.copies:
+                how = "far" if is_double and number % 2 else "gentle"
+            self._measure_copy(generator, how, number % 4 < 2, results)
             judgements = [
                 self._judge_one(place, results[place]) if judgement.curable else judgement
                 for place, judgement in enumerate(judgements)
@@ -422,6 +415,12 @@ class Bar:
         with Composed():
             return self.evaluate(values)
 
+    def _evaluate_rounded(
+        self, seed: int, unit: float, values: Sequence[Any]
+    ) -> Sequence[Tensor | None]:
+        with Rounded(seed, unit):
+            return self.evaluate(values)
+
     def _judge_one(self, place: int, ours: Tensor | None) -> Judgement:
         eager, exact = self.eager[place], self.exact[place]
         if eager is None or exact is None:
@@ -435,14 +434,24 @@ class Bar:
             return Judgement(0.0, 0.0)
         agreed = self.agreed[place]
         composed = self.composed[place]
-        return judge(ours, eager, exact, self.eager_error[place], self.slack, agreed, composed)
-
-    def _has_lost(self) -> bool:
-        """Return whether a result of eager has NaN."""
-        return any(
-            value is not None and value.is_floating_point() and bool(value.isnan().any())
-            for value in self.eager
+        return judge(
+            *(ours, eager, exact, self.eager_error[place], self.slack),
+            *(agreed, composed, self.nan_given),
         )
+
+    def _compare_definitions(self) -> None:
+        """Count as errors of eager's those of the definitions by simpler operators, and keep what
+        these give in float64."""
+        eager = self.evaluate_composed(self.values)
+        self.composed = list(self.evaluate_composed(mapped(upcast, self.values)))
+        for place, error in enumerate(_errors(eager, self.exact)):
+            self._allow(place, error)
+
+    def _allow(self, place: int, *errors: Tensor | None) -> None:
+        """Raise eager's error on each row to the largest of ``errors``."""
+        known = [error for error in (self.eager_error[place], *errors) if error is not None]
+        if known:
+            self.eager_error[place] = torch.stack(known).amax(0)
 
     def _first_agreed(self, place: int, ours: Tensor | None) -> Tensor | None:
         """Return which elements of an integer or boolean result are float64's, or None if the
@@ -459,48 +468,39 @@ class Bar:
         return ours == exact.to(ours.device)
 
     def _measure_copy(
-        self, generator: torch.Generator, how: str, results: Sequence[Tensor | None]
+        self,
+        generator: torch.Generator,
+        how: str,
+        keep_strides: bool,
+        results: Sequence[Tensor | None],
     ) -> None:
         """Measure eager's error on a moved copy of the inputs, and the effect of one more rounding,
         and keep the larger errors; note which integers of ``results`` the copies give."""
 
         def move(value: Any) -> Any:
-            return nudged(value, generator, how)
+            return nudged(value, generator, how, keep_strides)
 
         copy = mapped(move, self.values)
-        exact, moved, on_copy = self.evaluate_all(
-            [
-                mapped(upcast, copy),
-                mapped(lambda value: rerounded(value, generator), self.values),
-                copy,
-            ]
+        exact, on_copy = self.evaluate_all([mapped(upcast, copy), copy])
+        is_double = any(map(_is_float64, self.eager))
+        moved = self.evaluate_rounded(
+            int(torch.randint(1 << 40, (), generator=generator, device=generator.device)),
+            torch.finfo(torch.float64 if is_double else torch.float32).eps,
+            mapped(lambda value: rerounded(value, generator), self.values),
         )
         others = (moved,) if how == "far" else (moved, on_copy)
         for ours, agreed, *found in zip(results, self.agreed, *others, strict=True):
             for other in found:
                 if agreed is not None and ours is not None and other is not None:
                     agreed |= ours == other.to(ours.device)
-        measured = (
-            self.eager_error,
-            _errors(on_copy, exact),
-            _errors(moved, self.exact),
-            self._float32_error(move),
-        )
+        measured = _errors(on_copy, exact), _errors(moved, self.exact), self._float32_error(move)
         for place, errors in enumerate(zip(*measured, strict=True)):
-            known = [error for error in errors if error is not None]
-            if known:
-                worst, truth = torch.stack(known).amax(0), self.exact[place]
-                if truth is not None and _is_float64(self.eager[place]):
-                    largest = magnitude_of_rows(as_rows(truth.detach())).max()
-                    worst = worst.clamp(min=float(largest) * 2.0**-52)
-                self.eager_error[place] = worst
+            self._allow(place, *errors)
 
 
 def _copy(value: Any) -> Any:
-    """Copy a tensor's values to new memory, as a leaf; return anything else unchanged."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.detach().clone().requires_grad_(value.requires_grad)
+    """Copy a tensor to memory of its own, with its strides; return anything else unchanged."""
+    return copy_of_storage(value) if isinstance(value, Tensor) else value
 
 
 def _errors(measured: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> Errors:

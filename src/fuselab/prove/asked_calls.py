@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuselab.op import tensors_in
-from fuselab.prove.accuracy import Composed
 from fuselab.prove.arguments import at, filled
+from fuselab.prove.definitions import Composed
 from fuselab.prove.held import Held, results
 from fuselab.prove.outputs import floating, outputs_in, pulled_back, sum_over
+from fuselab.prove.rounding import Rounded
 from fuselab.runtime.launch_recording import ALLOCATIONS
 
 Function = Callable[..., Any]
@@ -31,6 +32,12 @@ Results = list[Tensor | None]
 def by_definitions(held: Function, procedure: Function, *args: Any) -> Any:
     """Run a procedure with normalisations computed by their definitions in simpler operators."""
     with Composed():
+        return procedure(held, *args)
+
+
+def by_rounding(held: Function, seed: int, unit: float, procedure: Function, *args: Any) -> Any:
+    """Run a procedure with every intermediate result moved by a rounding of ``unit``."""
+    with Rounded(seed, unit):
         return procedure(held, *args)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +51,7 @@ def check(
     implementation: str | None = None,
     dtype: torch.dtype | None = None,
     quick: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
     device: str | torch.device | None = None,
     case: str | None = None,
     budget_s: float | None = None,
@@ -71,7 +72,8 @@ def check(
         quick: make fewer trials, try two names of each choice between names (activations), and make
             checks that do not depend on the dtype only once.
         seed: equal seeds try equal inputs in the same order, and give equal figures unless the time
-            ends first.
+            ends first. None draws one, which the report and each failure's command name, or is 0
+            where a ``case`` is repeated.
         device: as ``--device``. A CPU implementation always runs on the CPU. Without a GPU, Triton
             runs under the interpreter and CUDA C++ is only compiled.
         case: ``CHECK@CASE`` as a failure prints it: only that trial is run, and nothing is built
@@ -97,6 +99,8 @@ def check(
     for name, seconds in (("budget", budget_s), ("limit of a call", call_limit_s)):
         if seconds is not None and not seconds > 0:
             raise ArgumentError(f"the {name} is {seconds} s; it must be above 0.")
+    if seed is None:
+        seed = 0 if case is not None else random.SystemRandom().randrange(1 << 31)
     asked = Asked(implementation, dtype, quick, seed, place, case, budget_s, call_limit_s, progress)
     if isinstance(op, FusedOp):
         with Ends(spec_of(op), op, call_limit_s) as ends:

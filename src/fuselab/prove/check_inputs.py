@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fuselab.errors import FuselabError
 from fuselab.op import dtype_name, tensors_in
-from fuselab.prove.accuracy import Bar
-from fuselab.prove.arguments import at, filled, tensor_names
+from fuselab.prove.accuracy import Bar, upcast
+from fuselab.prove.arguments import at, filled, mapped, tensor_names
 from fuselab.prove.asked_calls import Results
 from fuselab.prove.asked_edges import guarded, with_inputs, written_beyond
 from fuselab.prove.asked_inputs import unsupported
@@ -26,6 +26,7 @@ from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, judged
 
+_SCALE_BITS = 64  # log2 of the factor between upstream gradients that overflow and that do not
 _SPECIAL_SHARE = 16  # one upstream gradient's element in so many is special
 
 
@@ -72,7 +73,7 @@ def shared_arguments_are_right(subject: Subject, trial: Trial) -> Outcome:
         bar, asked = call_bar(subject, replace(trial, args=tuple(args)))
         outcome = judged(bar, subject.candidate.ask(*asked), after=f" ({how})")
         if outcome.problem is not None:
-            return outcome
+            return replace(outcome, args=args)
     return outcome
 
 
@@ -130,7 +131,7 @@ def other_dtypes_are_right(subject: Subject, trial: Trial) -> Outcome:
             continue
         outcome = judged(bar, found, after=f" in {dtype_name(dtype)}, which dtypes does not list")
         if outcome.problem is not None:
-            return outcome
+            return replace(outcome, args=args)
     return outcome
 
 
@@ -162,11 +163,26 @@ def overflow_is_passed_on(subject: Subject, trial: Trial) -> Outcome:
     found = subject.candidate.ask(*asked)
     names = tensor_names(subject.op, trial.args)
     count = len(output_names(subject.op))
+    if subject.dtype == torch.float64:
+        bar.exact[count:] = _without_overflow_on_the_way(bar)[count:]
     for number, place in enumerate(places, start=count):
         problem = _hidden(found[number], bar.eager[number], bar.exact[number])
         if problem is not None:
             return Outcome(f"gradient of {names[place]} {problem}")
     return judged(bar, _finite_in_all(bar, found, count))
+
+
+def _without_overflow_on_the_way(bar: Bar) -> Results:
+    """Return float64's results, whose gradients are infinite only where they have no number.
+
+    A gradient is linear in the upstream gradients, so theirs are scaled by a power of two, which
+    rounds nothing, and so no term that is within range in the end overflows before it is
+    multiplied or added.
+    """
+    *args, upstream = mapped(upcast, bar.values)
+    small = tuple(gradient * 2.0**-_SCALE_BITS for gradient in upstream)
+    found = bar.evaluate([*args, small])
+    return [None if one is None else one * 2.0**_SCALE_BITS for one in found]
 
 
 def _with_specials(gradient: Tensor, seed: int, kind: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -160,6 +161,16 @@ def compiled_gradients_are_right(subject: Subject, trial: Trial) -> Outcome:
     return judged(bar, subject.candidate.ask(when_compiled, *asked), "compiled ")
 
 
+_MIXED_HINT = (
+    "; where the arguments' dtypes are mixed, give the dtype that the reference gives, or refuse "
+    "them by FusedOp.validate (docs/contract.md, Dtypes)"
+)
+_AUTOCAST_HINT = (
+    "; FusedOp.autocast says what autocast makes of the arguments on this device (docs/contract.md, "
+    "Dtypes)"
+)
+
+
 def autocast_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
     """Judge dtype and values under torch.autocast, also where the inputs' dtypes are mixed.
 
@@ -193,7 +204,10 @@ def autocast_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
             ours = subject.candidate.ask(under_autocast, device, dtype, True, args)
             outcome = judged(bar, ours, after=f" {under}")
             if outcome.problem is not None:
-                return outcome
+                is_mixed = len({tensor.dtype for tensor in at(args, floating)}) > 1
+                hint = _MIXED_HINT if is_mixed else _AUTOCAST_HINT
+                problem = f"{outcome.problem}{hint}"
+                return replace(outcome, problem=problem, args=args)
     return outcome or Outcome(refused=refused)
 
 

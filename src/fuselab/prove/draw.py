@@ -63,6 +63,10 @@ KEPT_NAMES = 2
 # log2 of the largest magnitude of "wide" values: fp16 ends at 2^16, and products must not overflow.
 _WIDE_EXPONENT = {torch.float16: 5, torch.bfloat16: 20, torch.float32: 20, torch.float64: 40}
 
+# The largest number of "one max". Where the square of a float64 overflows on the way to a result
+# that is finite, no wider dtype shows what is right; this one's square does not.
+_LARGEST_FLOAT64 = 2.0**500
+
 
 @dataclass
 class RecordedDraw:
@@ -312,7 +316,8 @@ def make_values(kind: str, shape: Sequence[int], dtype: torch.dtype, seed: int) 
         return values
     places = torch.randperm(flat.numel(), generator=generator)
     if kind == "one max":
-        flat[places[0]] = limits.max if seed % 2 else limits.min
+        largest = _LARGEST_FLOAT64 if dtype == torch.float64 else limits.max
+        flat[places[0]] = largest if seed % 2 else -largest
     elif kind == "infinities":
         # One sign in the tensor's first half and the other in its second, so rows have one or both.
         for place in places[: max(1, flat.numel() // 16)].tolist():

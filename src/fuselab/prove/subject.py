@@ -16,7 +16,7 @@ from fuselab.op import dtype_name as name_of_dtype
 from fuselab.prove import asked_inputs
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import differentiable, tensor_names, written_places
-from fuselab.prove.asked_calls import by_definitions, each
+from fuselab.prove.asked_calls import by_definitions, by_rounding, each
 from fuselab.prove.draw import LARGE, LAYOUTS, VALUES, RecordedDraw, describe
 from fuselab.prove.facts import CaseFacts, Facts, facts_of
 from fuselab.prove.held import End, Held, Here, RemoteError, results, said
@@ -34,23 +34,25 @@ class Trial:
     draw: RecordedDraw
     title: str
 
-    def describe(self, op: Facts) -> tuple[str, ...]:
+    def describe(self, op: Facts, args: Sequence[Any] | None = None) -> tuple[str, ...]:
         """Return one line per argument (one per tensor of a sequence), then a line for each other
-        draw."""
+        draw. ``args`` are shown in place of the trial's, where a call was made with others."""
         lines = []
         notes = list(self.draw.notes)
         names = iter(tensor_names(op, self.args))
+        shown = iter(tensors_in(self.args if args is None else args))
         for name, value in zip(op.parameters, self.args, strict=True):
             tensors = tensors_in((value,))
             if not tensors:
                 lines.append(f"{name}={value!r}")
             for tensor in tensors:
                 # The note of a drawn tensor also says which kind of values it holds.
-                text = describe(tensor)
-                note = next((note for note in notes if note.startswith(f"{text} ")), None)
-                if note is not None:
+                text = f"{describe(tensor)} "
+                note = next((note for note in notes if note.startswith(text)), text)
+                if note != text:
                     notes.remove(note)
-                lines.append(f"{next(names)}: {note or text}")
+                line = f"{next(names)}: {describe(next(shown))} {note.removeprefix(text)}"
+                lines.append(line.rstrip())
         return (*lines, *(f"upstream: {note}" for note in notes))
 
 
@@ -133,6 +135,9 @@ class Subject:
             values,
             names,
             composed=lambda values: self.reference.ask(by_definitions, procedure, *asked(values)),
+            rounded=lambda seed, unit, values: self.reference.ask(
+                by_rounding, seed, unit, procedure, *asked(values)
+            ),
             together=lambda several: self.reference.ask(
                 each, procedure, [asked(values) for values in several]
             ),

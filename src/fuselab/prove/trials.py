@@ -28,7 +28,8 @@ class Outcome:
     ``refused`` is the text of a clear refusal, which is no failure. ``untried`` means that the
     question has no meaning for these inputs. ``not_judged`` says why the trial could not give an
     answer; it makes the whole check NOT JUDGED, unless another trial fails. ``tries`` bounds the
-    search for a smaller case where each try is dear.
+    search for a smaller case where each try is dear. ``args`` are the arguments of the call that
+    failed, where they are not those of the trial.
     """
 
     problem: str | None = None
@@ -39,6 +40,7 @@ class Outcome:
     untried: bool = False
     not_judged: str | None = None
     tries: int | None = None
+    args: Sequence[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,7 @@ def _failure(
         tried,
         outcome.ours_ulp,
         outcome.eager_ulp,
-        (trial.title, *trial.describe(subject.op)),
+        (trial.title, *trial.describe(subject.op, outcome.args)),
         f"fuselab check {spec} --implementation {subject.implementation} --dtype "
         f"{subject.dtype_name} --seed {subject.seed}{quick} --case {where}",
         f"fuselab.check({spec!r}, implementation={subject.implementation!r}, "

@@ -86,3 +86,16 @@ def unshared(results: Sequence[Result], arguments: Sequence[Any]) -> tuple[Resul
             taken.append(result.untyped_storage())
         fresh.append(result)
     return tuple(fresh)
+
+
+def unlike(results: Sequence[Result], arguments: Sequence[Any]) -> tuple[Result, ...]:
+    """Return ``results``, with a copy of each tensor that shares memory with an argument: the
+    gradient of a bias of one row is the upstream gradient, and a raw operator returns none of its
+    arguments. Results may share memory with each other."""
+    taken = [tensor.untyped_storage() for tensor in tensors_in(arguments)]
+    return tuple(
+        result
+        if result is None or not any(result.untyped_storage() is storage for storage in taken)
+        else result.clone()
+        for result in results
+    )

@@ -21,7 +21,7 @@ from fuselab.runtime import (
 )
 from fuselab.runtime.dispatch.autocast import without_autocast
 from fuselab.runtime.dispatch.choice import choose, why_not
-from fuselab.runtime.dispatch.overlap import refuse_overlap, unshared
+from fuselab.runtime.dispatch.overlap import refuse_overlap, unlike, unshared
 from fuselab.runtime.dispatch.raw_operator import RawOperator
 from fuselab.runtime.dispatch.schema import (
     VALUE_TYPES,
@@ -280,7 +280,7 @@ class Registration:
                 ):
                     grads = implementation.backward(*op.arranged(recording.args))
                     recording.finish(grads)
-                return grads
+                return unlike(grads, arguments)
             except BuildError as error:
                 fallback.note_failed_build(op.name, candidate, error)
         grads = unshared(without_autocast(op.gradient.reference, arguments), arguments)

@@ -1,0 +1,87 @@
+"""Normalisations by their definitions in simpler operators, which round and overflow as a kernel
+written after the formula does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_NORMALISATIONS = (
+    torch.ops.aten.native_layer_norm,
+    torch.ops.aten.native_layer_norm_backward,
+    torch.ops.aten.native_batch_norm,
+    torch.ops.aten.native_batch_norm_backward,
+    torch.ops.aten._native_batch_norm_legit,
+    torch.ops.aten._native_batch_norm_legit_no_training,
+)
+
+
+def _group_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    batch: int,
+    channels: int,
+    area: int,
+    groups: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what aten.native_group_norm does; PyTorch's definition of it differs by device."""
+    dtype, input = input.dtype, _computed_in(input)
+    grouped = input.reshape(batch, groups, channels // groups * area)
+    variance, mean = torch.var_mean(grouped, -1, correction=0, keepdim=True)
+    rstd = torch.rsqrt(variance + eps)
+    output = ((grouped - mean) * rstd).reshape(input.shape)
+    spread = (channels, *[1] * (input.ndim - 2))
+    output = output if weight is None else output * weight.reshape(spread)
+    output = output if bias is None else output + bias.reshape(spread)
+    return output.to(dtype), mean.reshape(batch, groups), rstd.reshape(batch, groups)
+
+
+def _vector_norm(
+    input: Tensor,
+    order: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return what aten.linalg_vector_norm does, a norm of order 2 by its sum of squares; eager adds
+    float32 in double on a CPU, where no square overflows."""
+    if order != 2:
+        other: Tensor = torch.ops.aten.linalg_vector_norm(input, order, dim, keepdim, dtype=dtype)
+        return other
+    wide = _computed_in(input if dtype is None else input.to(dtype))
+    root = (wide * wide).sum(None if dim is None else list(dim), keepdim).sqrt()
+    return root.to(dtype or input.dtype)
+
+
+def _computed_in(value: Tensor) -> Tensor:
+    """Return a tensor in the dtype that eager computes its sums in: 16 bits in float32."""
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+
+
+def definitions() -> dict[Any, Any]:
+    """Return the definition of each operator that has one."""
+    found: dict[Any, Any] = dict(get_decompositions(_NORMALISATIONS))
+    found[torch.ops.aten.native_group_norm.default] = _group_norm
+    found[torch.ops.aten.linalg_vector_norm.default] = _vector_norm
+    return found
+
+
+class Composed(TorchDispatchMode):
+    """Compute normalisations by their definitions in simpler operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.definitions = definitions()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        return self.definitions.get(func, func)(*args, **(kwargs or {}))

@@ -1,0 +1,128 @@
+"""The rounding of a computation, shown by computing it again with other roundings.
+
+The reference runs in float64, taken apart into simple operators, and the result of each is moved at
+random by one rounding of the arithmetic that an implementation computes in: by 2^-23 of itself, or
+by 2^-52 where that is float64 (the method is known as discrete stochastic arithmetic, Vignes 2004).
+How far the end moves is how far two honest computations of the same formula may lie apart, also
+where terms cancel.
+
+A sum of n terms is moved by more, because eager adds on a CPU in pairs or in double, and a kernel
+may add one after the other: by
+
+    2^-23 * sqrt(n) * max(|sum x|, sqrt(sum x^2))
+
+which is the size of that error, not its worst case: its square is the sum of the squares of n
+roundings, each of a partial sum (Higham and Mary 2019). A product of matrices is a sum of K terms.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import core_aten_decompositions
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuselab.prove.definitions import definitions
+
+_aten = torch.ops.aten
+_PRODUCTS = {_aten.mm: (0, 1), _aten.bmm: (0, 1), _aten.mv: (0, 1), _aten.dot: (0, 1)}
+_PRODUCTS |= {_aten.addmm: (1, 2), _aten.baddbmm: (1, 2), _aten.addmv: (1, 2)}
+
+# Operators that copy, choose or negate numbers and round none; those that only make views are known
+# by their schema.
+_EXACT = frozenset(
+    getattr(_aten, name)
+    for name in (
+        *("abs", "amax", "amin", "cat", "clamp", "clamp_max", "clamp_min", "clone", "copy"),
+        *("_to_copy", "constant_pad_nd", "copysign", "cummax", "cummin", "embedding", "empty"),
+        *("empty_like", "empty_strided", "eye", "fill", "flip", "full", "full_like", "gather"),
+        *("glu_jvp", "index", "index_copy", "index_put", "index_select", "isnan", "kthvalue"),
+        *("lift_fresh_copy", "masked_fill", "masked_scatter", "max", "maximum", "median", "min"),
+        *("minimum", "mode", "nan_to_num", "neg", "new_empty", "new_empty_strided", "new_full"),
+        *("new_ones", "new_zeros", "ones", "ones_like", "relu", "repeat", "roll", "round", "rot90"),
+        *("scalar_tensor", "scatter", "select_backward", "select_scatter", "sgn", "sign"),
+        *("slice_backward", "slice_scatter", "sort", "stack", "threshold", "threshold_backward"),
+        *("topk", "tril", "triu", "trunc", "unfold_backward", "where", "zeros", "zeros_like"),
+        *("floor", "ceil", "copy_", "fill_", "zero_", "masked_fill_", "index_put_", "scatter_"),
+    )
+)
+
+
+@functools.cache
+def _all_definitions() -> dict[Any, Any]:
+    return {**core_aten_decompositions(), **definitions()}
+
+
+class Rounded(TorchDispatchMode):
+    """Move every result by at most ``unit`` of itself, at random after ``seed``."""
+
+    def __init__(self, seed: int, unit: float) -> None:
+        super().__init__()
+        self.unit, self.seed = unit, seed
+        self.definitions = _all_definitions()
+        self.least = 2.0**-149 if unit > 2.0**-52 else 2.0**-1074
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        definition = self.definitions.get(func)
+        if definition is not None:
+            with self:
+                found = definition(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        found = func(*args, **kwargs)
+        schema = func._schema
+        is_view = any(one.alias_info is not None for one in schema.returns)
+        if func.overloadpacket in _EXACT or (is_view and not schema.is_mutable):
+            return found
+        if isinstance(found, Tensor):
+            return self._moved(found, self._factor(func, args, kwargs, found), schema.is_mutable)
+        if isinstance(found, (tuple, list)) and not schema.is_mutable:
+            return type(found)(self._moved(one, None, False) for one in found)
+        return found
+
+    def _moved(self, value: Any, size: Tensor | None, in_place: bool) -> Any:
+        """Return ``value`` moved by at most ``unit`` of itself, or of ``size``; zeros, infinities
+        and NaN stay."""
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.is_meta:
+            return value
+        self.seed += 1
+        generator = torch.Generator(value.device).manual_seed(self.seed)
+        step = torch.randint(-1, 2, value.shape, generator=generator, device=value.device)
+        size = value.abs() if size is None else size
+        size = torch.where(size == 0, 0.0, (size * self.unit).clamp(min=self.least))
+        moved = value + step.to(value.dtype) * size.to(value.dtype)
+        moved = torch.where(moved.isfinite() & value.isfinite(), moved, value)
+        return value.copy_(moved) if in_place else moved
+
+    def _factor(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], found: Tensor
+    ) -> Tensor | None:
+        """Return the size of a sum's rounding in roundings of 1; None of what is no sum."""
+        packet = func.overloadpacket
+        if not found.is_floating_point() or not found.numel():
+            return None
+        if packet in (_aten.sum, _aten.mean):
+            terms = args[0].numel() / found.numel()
+            squares = func(args[0].square(), *args[1:], **kwargs)
+            if packet is _aten.mean:
+                squares = squares / terms
+            return math.sqrt(terms) * torch.maximum(found.abs(), squares.sqrt())
+        if packet is _aten.cumsum:
+            root = func(args[0].square(), *args[1:], **kwargs).sqrt()
+            ones = torch.ones_like(found)
+            lengths: Tensor = func(ones, *args[1:])
+            return lengths.sqrt() * torch.maximum(found.abs(), root)
+        if packet in _PRODUCTS:
+            one, other = (args[place] for place in _PRODUCTS[packet])
+            root = (one.square() @ other.square()).sqrt()
+            size = torch.maximum((one @ other).abs(), root)
+            return torch.maximum(found.abs(), math.sqrt(one.shape[-1]) * size)
+        return None

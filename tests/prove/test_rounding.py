@@ -1,0 +1,86 @@
+"""Rounding by another computation: what moves, how far, and what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselab.prove.rounding import Rounded
+
+UNIT = 2.0**-23
+
+
+def moved(function: Callable[[Tensor], Tensor], input: Tensor, unit: float = UNIT) -> Tensor:
+    """Return twenty results, each computed with other roundings."""
+    found = []
+    for seed in range(20):
+        with Rounded(1000 * seed, unit):
+            found.append(function(input.clone()))
+    return torch.stack(found)
+
+
+def test_a_product_moves_by_one_rounding_at_most() -> None:
+    x = torch.tensor([3.0, -5.0, 0.0], dtype=torch.float64)
+    steps = (moved(lambda value: value * 7.0, x) / (x * 7.0) - 1) / UNIT
+    assert set(steps[:, 0].round(decimals=3).abs().tolist()) == {0.0, 1.0}
+    assert (moved(lambda value: value * 7.0, x)[:, 2] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.cat([x, x]),
+        torch.relu,
+        torch.neg,
+        lambda x: x.amax(-1),
+        lambda x: x.t().contiguous(),
+        lambda x: x[:, ::2].clone(),
+        lambda x: torch.where(x > 0, x, -x),
+        lambda x: x.sort(-1)[0],
+    ],
+)
+def test_what_copies_or_chooses_moves_nothing(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert (moved(function, x) == function(x)).all()
+
+
+def test_what_writes_in_place_is_moved_in_place() -> None:
+    x = torch.ones(1000, dtype=torch.float64)
+    found = moved(lambda value: value.mul_(3.0), x)
+    assert set(((found - 3) / (3 * UNIT)).round(decimals=3).unique().tolist()) == {-1.0, 0.0, 1.0}
+
+
+def test_a_sum_moves_by_the_root_of_its_length() -> None:
+    ones = torch.ones(1024, dtype=torch.float64)
+    size = UNIT * 32 * 1024
+    assert set((moved(torch.sum, ones) - 1024).abs().tolist()) == {0.0, size}
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(512)
+    assert set(moved(torch.sum, signs).abs().tolist()) == {0.0, UNIT * 32 * 32}
+
+
+def test_a_product_of_matrices_moves_as_a_sum_of_its_terms() -> None:
+    one = torch.ones(3, 64, dtype=torch.float64)
+    found = moved(lambda value: value @ value.T, one)
+    assert set((found - 64).abs().unique().tolist()) == {0.0, UNIT * 8 * 64}
+
+
+def test_terms_that_cancel_show_their_rounding() -> None:
+    """The loss is 1e-85, the difference of two terms of 200, which float64 holds to 1e-14."""
+
+    def loss(logits: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits, torch.sigmoid(logits + 1))
+
+    x = torch.full((4,), -200.0, dtype=torch.float64)
+    assert loss(x).item() < 1e-80
+    largest = moved(loss, x, 2.0**-52).abs().max().item()
+    assert 1e-14 < largest < 1e-12
+
+
+def test_subnormal_numbers_move_by_the_smallest_one() -> None:
+    x = torch.full((100,), 2.0**-1070, dtype=torch.float64)
+    steps = (moved(lambda value: value * 2.0, x, 2.0**-52) - 2.0**-1069) / 2.0**-1074
+    assert set(steps.unique().tolist()) == {-1.0, 0.0, 1.0}
