@@ -191,7 +191,7 @@ def test_a_row_whose_time_ends_first_says_so(
     target = tmp_path / "check.json"
     monkeypatch.setattr(check_group, "QUICK_BUDGET_S", float("inf"))
     arguments = ["check", write_honest(tmp_path), "--quick", "--dtype", "float32"]
-    arguments += ["--budget", "1e-9"]
+    arguments += ["--budget", "1e-9", "--seed", "0"]
     assert run([*arguments, "--device", "cpu", "--json", str(target)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -251,10 +251,10 @@ def test_a_huge_sum_meets_the_bar_of_the_other_checks() -> None:
     outcome = check_device._huge_case(subject, trial)
     assert outcome.problem is None and 0 < outcome.share_of_bar <= 1
 
-    def half(input: Tensor, bias: Tensor, scale: float) -> Tensor:
-        return forward(input.half().float(), bias, scale)
+    def coarse(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        return forward(input.bfloat16().float(), bias, scale)
 
-    op = honest.make_op("half_sum", forward=half, reference=reference, gradient=None)
+    op = honest.make_op("coarse_sum", forward=coarse, reference=reference, gradient=None)
     subject = Subject.here(op, "plain", torch.device("cpu"), torch.float32)
     assert check_device._huge_case(subject, trial).problem is not None
 

@@ -100,7 +100,7 @@ def check(
         if seconds is not None and not seconds > 0:
             raise ArgumentError(f"the {name} is {seconds} s; it must be above 0.")
     if seed is None:
-        seed = 0 if case is not None else random.SystemRandom().randrange(1 << 31)
+        seed = 0 if case is not None else random.SystemRandom().randrange(1 << 16)
     asked = Asked(implementation, dtype, quick, seed, place, case, budget_s, call_limit_s, progress)
     if isinstance(op, FusedOp):
         with Ends(spec_of(op), op, call_limit_s) as ends:

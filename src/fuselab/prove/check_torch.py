@@ -166,8 +166,8 @@ _MIXED_HINT = (
     "them by FusedOp.validate (docs/contract.md, Dtypes)"
 )
 _AUTOCAST_HINT = (
-    "; FusedOp.autocast says what autocast makes of the arguments on this device (docs/contract.md, "
-    "Dtypes)"
+    "; FusedOp.autocast says what autocast makes of the arguments on this device "
+    "(docs/contract.md, Dtypes)"
 )
 
 

@@ -9,16 +9,16 @@ where terms cancel.
 A sum of n terms is moved by more, because eager adds on a CPU in pairs or in double, and a kernel
 may add one after the other: by
 
-    2^-23 * sqrt(n) * max(|sum x|, sqrt(sum x^2))
+    2^-24 * sqrt(n / 3) * max(|sum x|, sqrt(sum x^2))
 
 which is the size of that error, not its worst case: its square is the sum of the squares of n
-roundings, each of a partial sum (Higham and Mary 2019). A product of matrices is a sum of K terms.
+roundings of half an ulp, each of a partial sum, and partial sums grow evenly (Higham and Mary
+2019). A product of matrices is a sum of K terms.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -114,15 +114,20 @@ class Rounded(TorchDispatchMode):
             squares = func(args[0].square(), *args[1:], **kwargs)
             if packet is _aten.mean:
                 squares = squares / terms
-            return math.sqrt(terms) * torch.maximum(found.abs(), squares.sqrt())
+            return _rounding_of(terms, found, squares.sqrt())
         if packet is _aten.cumsum:
             root = func(args[0].square(), *args[1:], **kwargs).sqrt()
             ones = torch.ones_like(found)
             lengths: Tensor = func(ones, *args[1:])
-            return lengths.sqrt() * torch.maximum(found.abs(), root)
+            return _rounding_of(lengths, found, root)
         if packet in _PRODUCTS:
             one, other = (args[place] for place in _PRODUCTS[packet])
             root = (one.square() @ other.square()).sqrt()
-            size = torch.maximum((one @ other).abs(), root)
-            return torch.maximum(found.abs(), math.sqrt(one.shape[-1]) * size)
+            return torch.maximum(found.abs(), _rounding_of(one.shape[-1], one @ other, root))
         return None
+
+
+def _rounding_of(terms: float | Tensor, total: Tensor, root: Tensor) -> Tensor:
+    """Return the size of the rounding of a sum in units of 2 * 2^-24, at least one of the sum."""
+    size = (torch.as_tensor(terms) / 12).sqrt() * torch.maximum(total.abs(), root)
+    return torch.maximum(total.abs(), size)

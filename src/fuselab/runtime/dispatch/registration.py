@@ -172,7 +172,7 @@ class Registration:
                         returned = op.implementations[chosen].forward(*op.arranged(recording.args))
                     output = self._output(op.outputs_of(returned))
                     recording.finish(output)
-                    return output
+                    return self._output(unlike(op.outputs_of(returned), arguments))
                 except BuildError as error:
                     fallback.note_failed_build(op.name, chosen, error)
         return self._fresh_output(without_autocast(op.reference, arguments), arguments)
