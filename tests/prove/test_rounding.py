@@ -55,13 +55,18 @@ def test_what_writes_in_place_is_moved_in_place() -> None:
 
 
 def test_a_sum_moves_by_the_root_of_its_length() -> None:
-    ones = torch.ones(1200, dtype=torch.float64)
-    sizes = ((moved(torch.sum, ones) - 1200) / (UNIT * 10 * 1200)).round(decimals=3)
+    terms = torch.tensor([0.5, 1.5], dtype=torch.float64).repeat(600)
+    sizes = ((moved(torch.sum, terms) - 1200) / (UNIT * 10 * 1200)).round(decimals=3)
+    assert set(sizes.abs().tolist()) == {0.0, 1.0}
+    ones = torch.ones(1200, dtype=torch.float64)  # whose roundings have one sign
+    sizes = ((moved(torch.sum, ones) - 1200) / (UNIT * 200 * 1200)).round(decimals=3)
     assert set(sizes.abs().tolist()) == {0.0, 1.0}
     signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(600)
     sizes = (moved(torch.sum, signs) / (UNIT * 10 * 1200**0.5)).round(decimals=3)
     assert set(sizes.abs().tolist()) == {0.0, 1.0}
-    short = (moved(torch.sum, ones[:3]) - 3) / (UNIT * 3)  # one rounding of the result at least
+    short = (moved(torch.sum, terms[:3]) - 2.5) / (
+        UNIT * 2.5
+    )  # one rounding of the result at least
     assert set(short.round(decimals=3).abs().tolist()) == {0.0, 1.0}
 
 

@@ -288,6 +288,30 @@ def test_an_alias_of_an_input_leaves_as_a_copy() -> None:
     torch.testing.assert_close(function(input), input)
 
 
+def test_what_an_implementation_returns_of_its_arguments_leaves_as_a_copy() -> None:
+    """The gradient of a bias of one row is the upstream gradient, also where it is differentiated
+    again."""
+
+    def first(input: Tensor, *others: Any) -> Tensor:
+        return input
+
+    def upstream(needs: Any, grad_output: Tensor, *saved: Any) -> tuple[Tensor | None, ...]:
+        return grad_output.view(-1), None, None
+
+    function = fuselab.operator(
+        make_op(
+            "dispatchtest::returns_arguments",
+            implementations={"plain": Implementation("cpu", first, upstream)},
+        )
+    )
+    input, given = torch.randn(3, requires_grad=True), torch.randn(3)
+    output = function(input, torch.ones(3), implementation="plain")
+    assert output.data_ptr() != input.data_ptr() and torch.equal(output, input)
+    (grad,) = torch.autograd.grad(output, input, given, create_graph=True)
+    assert grad.data_ptr() != given.data_ptr() and torch.equal(grad, given)
+    assert grad.requires_grad
+
+
 def test_autocast_arguments_come_from_the_contract() -> None:
     op = make_op(
         "dispatchtest::autocasts",
