@@ -353,9 +353,11 @@ FUSELAB_INLINE V log1p(V x) {
 
 // --- sigmoids and the error function
 
+// The gate of `logistic`, with one division where that has two for its complement.
 template <class V>
 FUSELAB_INLINE V sigmoid(V x) {
-  return logistic(x).gate;
+  const V one = constant<V>(1.0), small = exponential<V>(-absolute(x));
+  return choose(x < V{}, small, one) / (one + small);
 }
 template <class V>
 FUSELAB_INLINE V tanh(V x) {

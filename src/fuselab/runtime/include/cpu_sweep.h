@@ -491,10 +491,20 @@ struct Run {
   int64_t first, last, before;  // columns of the innermost loop; columns before that loop
   V* squares;        // one for each operand
   int64_t elements;  // of the kernel
+  bool along_rows = false;  // whether the next vector is that of the next rows
 
   template <int place>
   FUSELAB_INLINE bool is_transposed() const {
     return offsets.along[place] == 1 && offsets.across[place] > 1;
+  }
+  // Whether a large result's whole vectors are written past the caches. They must fill whole lines of
+  // 64 bytes: in a short run of elements that begin anywhere, and where the next vector written lies
+  // in another row of the result, the caches join what makes up a line.
+  template <int place, Lane lane, class Element>
+  FUSELAB_INLINE bool is_streamed() const {
+    if (lane == Lane::row && !along_rows && lanes<V> * sizeof(Element) < 64) return false;
+    const bool is_long = last - first >= 512 || offsets.along[place] % lanes<V> == 0;
+    return is_long && elements * int64_t(sizeof(Element)) >= bytes_to_stream;
   }
 };
 
@@ -704,7 +714,7 @@ class At {
     const StoredLanes<V, Element> elements = stored<V, Element>(value);
     if constexpr (extent == Extent::whole && (lane == Lane::column || has_squares<Element>)) {
       const bool is_aligned = reinterpret_cast<uintptr_t>(to + first_) % sizeof elements == 0;
-      if (is_aligned && run_.elements * int64_t(sizeof *to) >= bytes_to_stream) {
+      if (is_aligned && run_.template is_streamed<place, lane, Element>()) {
         store_whole<true>(to + first_, elements);
       } else {
         store_whole<false>(to + first_, elements);
@@ -851,7 +861,7 @@ class Rows {
   }
   template <class Body>
   void each_between(int64_t begin, int64_t end, Body body) const {
-    walk(begin, end, [body](int64_t, auto run) __attribute__((always_inline)) { run(body); });
+    walk<true>(begin, end, [body](int64_t, auto run) __attribute__((always_inline)) { run(body); });
   }
 
   // Returns body(at) for every vector of rows, without a column.
@@ -995,7 +1005,7 @@ class Rows {
     std::uninitialized_default_construct_n(states, count * units_);
     in_pieces([&](int64_t piece, int64_t begin, int64_t end) {
       States* const own = states + piece * units_;
-      walk(begin, end, [body, own](int64_t unit, auto run) __attribute__((always_inline)) {
+      walk<>(begin, end, [body, own](int64_t unit, auto run) __attribute__((always_inline)) {
         Partials partials;
         run([&](auto at) __attribute__((always_inline)) {
           const Terms terms = as_tuple(body(at));
@@ -1046,8 +1056,10 @@ class Rows {
   }
 
   // Calls visit(unit, run) for the rows (or strips of rows) and short runs of columns in
-  // [begin, end); run(body) calls body(at) for the vectors of one.
-  template <class Visit>
+  // [begin, end); run(body) calls body(at) for the vectors of one. In any order (a sweep that reduces
+  // nothing) strips are visited column by column, so that memory is written in one piece, unless
+  // columns are transposed on the way.
+  template <bool in_any_order = false, class Visit>
   __attribute__((noinline, flatten)) void walk(int64_t begin, int64_t end, Visit visit) const {
     // 64 vectors of a row; or a few columns, with the strips side by side in memory.
     constexpr int64_t longest = lane == Lane::column ? 64 * width : 16;
@@ -1078,6 +1090,24 @@ class Rows {
             }
           });
         }
+      } else if (in_any_order && is_direct()) {
+        run.along_rows = true;
+        const int64_t whole = is_dense_ ? count_ / width : 0;
+        for (int64_t at = first; at < last; ++at) {
+          const int64_t kept = (before + at) * strips_ * width;
+          for (int64_t strip = 0; strip < whole; ++strip) {
+            const int64_t row = strip * width;
+            visit(strip, [&](auto body) __attribute__((always_inline)) {
+              body(Place<Extent::whole>(run, row, at, width, strip, kept + row));
+            });
+          }
+          for (int64_t strip = whole; strip < strips_; ++strip) {
+            const int64_t row = strip * width, count = std::min(count_ - row, width);
+            visit(strip, [&](auto body) __attribute__((always_inline)) {
+              body(Place<Extent::part>(run, row, at, count, strip, kept + row));
+            });
+          }
+        }
       } else {
         for (int64_t strip = 0; strip < strips_; ++strip) {
           const int64_t row = strip * width, count = std::min(count_ - row, width);
@@ -1100,6 +1130,13 @@ class Rows {
         if (++middle == loops_.column_size_1) middle = 0, ++outer;
       }
     }
+  }
+
+  // Whether no operand is transposed on its way (Run::is_transposed).
+  bool is_direct() const {
+    for (int k = 0; k < operands; ++k)
+      if (run_.offsets.along[k] == 1 && run_.offsets.across[k] > 1) return false;
+    return true;
   }
 
   const Loops<operands>& loops_;
