@@ -6,8 +6,6 @@
 // it. Everything else takes a vector of 64-bit integers, which `integers` makes of them.
 #pragma once
 
-#include <algorithm>
-
 #include "cpu_math.h"
 
 namespace math {
@@ -86,22 +84,20 @@ FUSELAB_INLINE LongIntegers<V> integers(Stepped<V> value) {
   return value.vector();
 }
 
-// Whether no lane of a number with this step is further than 2^30 from its first.
+// Whether every lane of such a number has 32 bits.
 template <class V>
-FUSELAB_INLINE bool is_near(int64_t step) {
-  const int64_t most = (1 << 30) / lanes<V>;
-  return -most <= step && step <= most;
+FUSELAB_INLINE bool is_small(int64_t first, int64_t step) {
+  constexpr int64_t most = 1 << 30, furthest = most / lanes<V>;
+  return uint64_t(first + most) <= 2 * most && uint64_t(step + furthest) <= 2 * furthest;
 }
 template <class V, std::size_t... lane>
 FUSELAB_INLINE Integers<V> counted(std::index_sequence<lane...>) {
   return Integers<V>{Scalar<Integers<V>>(lane)...};
 }
-// Returns `first`, and one `step` more in each lane. Where lanes have 32 bits, a first number beyond
-// 2^30 becomes 2^30, which leaves every lane's sign if the step `is_near`.
+// Returns a number that `is_small`, in lanes as wide as the real ones.
 template <class V>
-FUSELAB_INLINE Integers<V> signs(int64_t first, int64_t step) {
+FUSELAB_INLINE Integers<V> small(int64_t first, int64_t step) {
   using Number = Scalar<Integers<V>>;
-  if constexpr (sizeof(Number) == 4) first = std::clamp<int64_t>(first, -(1 << 30), 1 << 30);
   const auto lane = counted<V>(std::make_index_sequence<lanes<V>>{});
   return splat<Integers<V>>(Number(first)) + lane * Number(step);
 }
@@ -121,12 +117,12 @@ FUSELAB_INLINE Integers<V> integers_compared(A a, B b, Compare compare) {
     if constexpr (sizeof(Scalar<Integers<V>>) == 8) return compare(one.vector(), other.vector());
     const int64_t step = one.step - other.step;
     int64_t first;
-    if (__builtin_sub_overflow(one.first, other.first, &first) || !is_near<V>(step)) {
+    if (__builtin_sub_overflow(one.first, other.first, &first) || !is_small<V>(first, step)) {
       Integers<V> result;
       compare_apart<V>(&result, one, other, compare);
       return result;
     }
-    return compare(signs<V>(first, step), Integers<V>{});
+    return compare(small<V>(first, step), Integers<V>{});
   }
 }
 template <class V, class A, class B>
@@ -149,10 +145,8 @@ FUSELAB_INLINE Integers<V> at_most(A a, B b) {
 template <class V, class From>
 FUSELAB_INLINE V real_of_integer(From value) {
   if constexpr (std::is_same_v<From, Stepped<V>>) {
-    // Numbers below 2^30 are exact in 32 bits.
-    const bool is_small = -(1 << 30) < value.first && value.first < 1 << 30;
-    if (is_small && is_near<V>(value.step))
-      return __builtin_convertvector(signs<V>(value.first, value.step), V);
+    if (is_small<V>(value.first, value.step))
+      return __builtin_convertvector(small<V>(value.first, value.step), V);
     return __builtin_convertvector(value.vector(), V);
   } else {
     return __builtin_convertvector(value, V);

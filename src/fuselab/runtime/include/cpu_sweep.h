@@ -589,8 +589,8 @@ class At {
       if constexpr (has_masked_tail<V, Plain> && sizeof(Plain) == 4) {
         if (count_ < lanes<V>) condition &= first_lanes<Integers<V>>(count_);
         if (step == 1) return load_where(first + beyond.first, condition);
-        if (math::is_near<V>(step)) {
-          const Integers<V> places = math::signs<V>(0, step);
+        if (math::is_small<V>(0, step)) {
+          const Integers<V> places = math::small<V>(0, step);
           return gather_where(first + beyond.first, places, condition);
         }
       }
