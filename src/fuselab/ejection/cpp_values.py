@@ -1,4 +1,4 @@
-"""What a value is to the C++ emitter: a number, or a vector, and whether it takes long."""
+"""Tell the C++ emitter whether a value is a number or a vector, and whether it takes long."""
 
 from __future__ import annotations
 
