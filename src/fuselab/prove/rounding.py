@@ -134,7 +134,8 @@ def _is_equal(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
     keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
     if not args[0].numel():
         return torch.zeros((), dtype=torch.bool, device=args[0].device)
-    return args[0].amax(dims, keepdim) == args[0].amin(dims, keepdim)
+    terms: Tensor = args[0]
+    return terms.amax(dims, keepdim) == terms.amin(dims, keepdim)
 
 
 def _rounding_of(
