@@ -71,6 +71,7 @@ COPIES = 32
 GENTLE = 8  # a multiple of COPIES: how many copies with one-ulp moves follow
 FEW_ROWS = 4
 _FLOAT32_TO_FLOAT64 = 2.0**-29
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
 _BITS |= {torch.float64: torch.int64}
 
@@ -442,7 +443,7 @@ class Bar:
     def _compare_definitions(self) -> None:
         """Count as errors of eager's those of the definitions by simpler operators, and keep what
         these give in float64."""
-        eager = self.evaluate_composed(self.values)
+        eager = self.evaluate_composed(mapped(_widened, self.values))
         self.composed = list(self.evaluate_composed(mapped(upcast, self.values)))
         for place, error in enumerate(_errors(eager, self.exact)):
             self._allow(place, error)
@@ -512,6 +513,12 @@ def _errors(measured: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -
         else None
         for ours, truth in zip(measured, exact, strict=True)
     ]
+
+
+def _widened(value: Any) -> Any:
+    """Return a value of 16 bits in float32, the dtype of its arithmetic."""
+    dtype = getattr(value, "dtype", value)
+    return upcast(value, torch.float32) if dtype in _SIXTEEN_BITS else value
 
 
 def _is_float64(value: Any) -> bool:

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _NORMALISATIONS = (
     torch.ops.aten.native_layer_norm,
     torch.ops.aten.native_layer_norm_backward,
+    torch.ops.aten.native_group_norm_backward,
+    torch.ops.aten.hardsigmoid_backward,  # eager's sixth is rounded to float32, in float64 too
     torch.ops.aten.native_batch_norm,
     torch.ops.aten.native_batch_norm_backward,
     torch.ops.aten._native_batch_norm_legit,
@@ -61,6 +63,29 @@ def _vector_norm(
     return root.to(dtype or input.dtype)
 
 
+def _variance(
+    input: Tensor,
+    dim: list[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Tensor:
+    """Return what aten.var.correction does, in two passes over the input in its own dtype."""
+    dims = dim or list(range(input.ndim))
+    mean = input.mean(dims, keepdim=True)
+    squares = (input - mean).square().sum(dims, keepdim=keepdim)
+    count = input.numel() // max(mean.numel(), 1)
+    return squares / max(count - (1 if correction is None else correction), 0)
+
+
+def _variance_and_mean(
+    input: Tensor, dim: list[int] | None = None, **how: Any
+) -> tuple[Tensor, Tensor]:
+    """Return what aten.var_mean.correction does."""
+    dims = dim or list(range(input.ndim))
+    return _variance(input, dim, **how), input.mean(dims, keepdim=how.get("keepdim", False))
+
+
 def _computed_in(value: Tensor) -> Tensor:
     """Return a tensor in the dtype that eager computes its sums in: 16 bits in float32."""
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
@@ -71,11 +96,14 @@ def definitions() -> dict[Any, Any]:
     found: dict[Any, Any] = dict(get_decompositions(_NORMALISATIONS))
     found[torch.ops.aten.native_group_norm.default] = _group_norm
     found[torch.ops.aten.linalg_vector_norm.default] = _vector_norm
+    found[torch.ops.aten.var.correction] = _variance
+    found[torch.ops.aten.var_mean.correction] = _variance_and_mean
+    found[torch.ops.aten.std.correction] = lambda *args, **how: _variance(*args, **how).sqrt()
     return found
 
 
 class Composed(TorchDispatchMode):
-    """Compute normalisations by their definitions in simpler operators."""
+    """Compute normalisations and variances by their definitions in simpler operators."""
 
     def __init__(self) -> None:
         super().__init__()
