@@ -323,3 +323,19 @@ def test_a_gradient_that_cancels_may_be_zero_in_float64() -> None:
     bar = Bar(gradient_of_one_element, [x, weight[0], upstream], ["gradient"])
     assert bar.judge([torch.zeros_like(x)])[0].problem is None
     assert bar.judge([torch.full_like(x, 1e-9)])[0].problem is not None
+
+
+def gradient_of_hardsigmoid(values: Sequence[Any]) -> list[Tensor]:
+    x, upstream = values
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        output = torch.nn.functional.hardsigmoid(leaf)
+    return [*torch.autograd.grad(output, leaf, upstream.detach())]
+
+
+def test_a_sixth_in_float64_is_no_error() -> None:
+    x = torch.linspace(-2, 2, 8, dtype=torch.float64)
+    upstream = torch.linspace(0.3, 1.7, 8, dtype=torch.float64)
+    bar = Bar(gradient_of_hardsigmoid, [x, upstream], ["gradient"])
+    assert bar.judge([upstream / 6])[0].problem is None
+    assert bar.judge([upstream / 6.001])[0].problem is not None
