@@ -38,6 +38,14 @@ def summed_difference(prediction, target):
     return (prediction - target).square().sum(-1)
 
 
+def pooled(x):
+    return F.max_pool2d(F.relu(x), 3, 2, 1), F.avg_pool2d(x, 3, 1, 1)
+
+
+def counted(x, keep):
+    return (x > 0).sum(-1), (keep & (x < 1)).sum((0, 1))
+
+
 def elementary(x):
     part = torch.frac(x)
     return (
@@ -68,6 +76,8 @@ EXAMPLES = {
     grouped: (torch.zeros(2, 6, 5, 7), torch.zeros(6), torch.zeros(6)),
     causal: (torch.zeros(2, 9, 9),),
     summed_difference: (torch.zeros(5, 9), torch.zeros(5, 9)),
+    pooled: (torch.zeros(2, 3, 9, 11),),
+    counted: (torch.zeros(2, 3, 9), torch.zeros(2, 3, 9, dtype=torch.bool)),
     elementary: (torch.zeros(9),),
 }
 
@@ -164,6 +174,35 @@ def test_masked_scores(run):
     (actual,) = gradients(lambda one: run(causal, one), [scores])
     (wanted,) = gradients(causal, [scores.double()])
     torch.testing.assert_close(actual, wanted.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [2, 35, 70])
+def test_windows_that_reach_beyond_a_tensor(package, run, width, dtype):
+    """A vector of windows lies inside, or reaches beyond either end; nothing is read there."""
+    assert "at.chosen_where(" in (package(pooled)[0] / "cpu_kernels.cpp").read_text()
+    x = torch.randn(2, 3, 7, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for one in (x, x.transpose(2, 3), x.to(memory_format=torch.channels_last)):
+        largest, mean = run(pooled, one)
+        expected = pooled(one.double())
+        assert torch.equal(largest.double(), expected[0])
+        torch.testing.assert_close(mean, expected[1].to(dtype))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 9), (4, 50, 700), (1, 33, 4099), (3, 0, 5)], ids=str)
+def test_a_count_is_exact(run, shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    for one in (x, x.transpose(0, 1)):
+        keep = one > -0.5
+        for actual, expected in zip(run(counted, one, keep), counted(one, keep), strict=True):
+            assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("columns", [3, 17, 900])
+def test_the_largest_of_a_row_is_nan_if_one_is(run, columns):
+    x = torch.rand(columns, columns) + 1
+    x[torch.arange(columns), torch.arange(columns)] = torch.nan
+    assert run(shares, x).isnan().all()
 
 
 def test_an_expanded_gradient_of_no_rows_is_not_read(run):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_structure
 
 import fuselab
 from fuselab.ejection.eject import eject
@@ -124,3 +127,53 @@ def test_statements_that_share_a_line_are_not_folded() -> None:
     comment = f"    # {'word ' * 20} (first + second) + third"
     assert formatted(f"{two}\n{comment}") == f"{two}\n{comment}"
     assert formatted(f"{one} + first_operand * second_operand").startswith("    value = (\n")
+
+
+def largest_of_doubled(x):
+    return torch.max(x * 2, -1)
+
+
+def halves_of_sum(x):
+    mantissa, exponent = torch.frexp(x * 2 + 1)
+    return mantissa.exp() * 3, exponent
+
+
+def largest_three(x):
+    return {"top": torch.topk(x.exp() * 2, 3), "all": x}
+
+
+@pytest.mark.parametrize("function", [largest_of_doubled, halves_of_sum, largest_three])
+def test_results_of_a_call_with_several(
+    function: Callable[[Tensor], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's own named tuples are returned as such, from one kernel or from a call between."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    label = f"several_results_{function.__name__}"
+    eject(function, torch.ones(4, 6), out=tmp_path / label, name=label)
+    made = getattr(importlib.import_module(label), label)
+    x = torch.linspace(-3, 4, 35).reshape(5, 7).requires_grad_()
+    found, expected = made(x), function(x)
+    assert tree_structure(found) == tree_structure(expected)
+    for mine, theirs in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+        assert mine.dtype == theirs.dtype
+        torch.testing.assert_close(mine, theirs)
+    floating = [one for one in tree_leaves(expected) if one.is_floating_point()]
+    mine = [one for one in tree_leaves(found) if one.is_floating_point()]
+    (want,) = torch.autograd.grad([one.square().sum() for one in floating], x)
+    (have,) = torch.autograd.grad([one.square().sum() for one in mine], x)
+    torch.testing.assert_close(have, want)
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (lambda x: x[x > 0], r"aten\.index\.Tensor gives a tensor whose size depends on values \("),
+        (lambda x: x.unique() * 2, "the derivative for '_unique2' is not implemented"),
+    ],
+)
+def test_sizes_that_depend_on_values_are_refused(
+    function: Callable[[Tensor], Tensor], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EjectError, match=sentence):
+        eject(function, torch.ones(4, 6), out=tmp_path / "refused", name="refused")
+    assert not (tmp_path / "refused").exists()

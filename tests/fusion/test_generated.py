@@ -26,6 +26,7 @@ from fuselab.measure.verdict import Outcome, Verdict
 
 sys.path.insert(0, str(Path(__file__).parent))
 from random_modules import fused as fused_at_random
+from random_modules import without_kernel
 
 WIDTH, ROWS = 96, 128  # 48 KiB, above what a call on a CPU costs its dispatch
 TEXT = "def {name}(input, scale):\n    return torch.sigmoid(input) * scale\n"
@@ -152,9 +153,29 @@ def test_a_kernel_that_is_wrong_or_not_faster_is_not_kept(monkeypatch: pytest.Mo
     assert torch.equal(result.model(input), model(input))
 
 
-@pytest.mark.parametrize(("seed", "training"), [(1, True), (3, False), (2, True)])
+@pytest.mark.parametrize(("seed", "training"), [(2, False), (3, False), (24, False), (34, True)])
 def test_modules_drawn_at_random_are_covered_and_right(seed: int, training: bool) -> None:
     assert fused_at_random(seed, training).problems == ()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 5, 8, 13, 15, 16, 55])
+def test_a_kernel_is_written_for_all_of_a_random_chain(seed: int) -> None:
+    assert without_kernel(seed, training=seed % 2 == 1) == []
+
+
+def test_a_kernel_of_a_whole_chain_comes_before_an_operator_for_a_part_of_it(
+    faster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's softmax would leave two calls beside it, which move all values once more."""
+
+    def step(input: Tensor) -> Tensor:
+        return F.softmax(F.relu6(input), dim=-1) * 2
+
+    input = torch.randn(ROWS, WIDTH)
+    assert _written(fuse_with_report(step, input)) == [("", "relu6 → softmax → mul", Decision.KEPT)]
+    monkeypatch.setattr(fuse_module.Generator, "written", lambda self, finder: [])
+    (tried,) = fuse_with_report(step, input).replacements
+    assert (tried.op.short_name, tried.decision) == ("softmax", Decision.KEPT)
 
 
 # --- which calls are one chain --------------------------------------------------------------------
@@ -179,6 +200,42 @@ def test_views_are_inside_chains_but_not_at_their_ends() -> None:
 
     assert _chains(step, torch.randn(4, 3, 8)) == ["mul → add"]
     assert _chains(lambda input: input.t().flatten() * 2, torch.randn(4, 3)) == []
+
+
+def test_results_of_a_call_with_several_are_inside_a_chain() -> None:
+    def gate(input: Tensor) -> Tensor:
+        first, second = F.layer_norm(input, (8,)).chunk(2, -1)
+        return first * torch.sigmoid(second)
+
+    assert _chains(gate, torch.randn(4, 8)) == ["layer_norm → sigmoid → mul"]
+    assert _chains(lambda x: (x * 2).max(-1).values.exp(), torch.randn(4, 8)) == ["mul → max → exp"]
+
+    def read_outside(input: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = input.exp().mul(2).chunk(2, -1)
+        return first.sin().cos(), second @ second.t()
+
+    assert _chains(read_outside, torch.randn(4, 8)) == ["exp → mul", "sin → cos"]
+
+
+def test_layers_of_one_function_join_a_chain_in_evaluation() -> None:
+    layers = nn.Sequential(
+        nn.Conv2d(3, 8, 1),
+        nn.InstanceNorm2d(8, track_running_stats=True),
+        nn.PReLU(),
+        nn.MaxPool2d(2),
+        nn.AlphaDropout(),
+        nn.AvgPool2d(2, divisor_override=3),
+        nn.GLU(1),
+    )
+    image = torch.randn(2, 3, 8, 8)
+    pooled = "prelu → max_pool2d → avg_pool2d → glu"
+    assert _chains(layers.eval(), image) == [f"instance_norm → {pooled}"]
+    assert _chains(layers.train(), image) == ["prelu → max_pool2d", "avg_pool2d → glu"]
+
+    def dropped(input: Tensor) -> Tensor:
+        return F.normalize(F.dropout(input.exp(), 0.5, False))
+
+    assert _chains(dropped, torch.randn(4, 8)) == ["exp → normalize"]
 
 
 def test_a_call_between_two_parts_cuts_the_chain() -> None:

@@ -290,3 +290,52 @@ def test_a_normalisation_may_give_what_its_definition_gives_where_eager_gives_na
         ours[1] = wrong
         (found,) = bar.judge([ours[None]])
         assert found.problem.startswith("row 0, column 1 is")
+
+
+def standardised(values: Sequence[Any]) -> list[Tensor]:
+    (x,) = values
+    return [x / (x.std(-1, correction=0, keepdim=True) + 0.1)]
+
+
+def test_a_variance_may_leave_the_range_of_the_arithmetic() -> None:
+    """Squares of 1e20 are infinite in float32; eager sums them in float64 on a CPU."""
+    large = t(1e20, -3e20, 2e20, dtype=torch.bfloat16)
+    overflown = torch.zeros_like(large)
+    assert Bar(standardised, [large], ["output"]).judge([overflown])[0].problem is None
+    small = t(1.0, -3.0, 2.0, dtype=torch.bfloat16)
+    (judgement,) = Bar(standardised, [small], ["output"]).judge([torch.zeros_like(small)])
+    assert judgement.problem is not None and "float64 says" in judgement.problem
+
+
+def gradient_of_one_element(values: Sequence[Any]) -> list[Tensor]:
+    x, weight, upstream = values
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        output = torch.nn.functional.layer_norm(leaf, (1,), weight.detach())
+    return [*torch.autograd.grad(output, leaf, upstream.detach())]
+
+
+def test_a_gradient_that_cancels_may_be_zero_in_float64() -> None:
+    """The norm of one number is constant. Eager's kernel leaves the rounding of its terms there
+    (5.7e-14, with AVX2 and AVX-512), and PyTorch's definition of it 0."""
+    x, weight = torch.tensor([[[-196.918]], [[1.54099610824404332]]], dtype=torch.float64)
+    upstream = torch.tensor([[0.66135217157045223]], dtype=torch.float64)
+    bar = Bar(gradient_of_one_element, [x, weight[0], upstream], ["gradient"])
+    assert bar.judge([torch.zeros_like(x)])[0].problem is None
+    assert bar.judge([torch.full_like(x, 1e-9)])[0].problem is not None
+
+
+def gradient_of_hardsigmoid(values: Sequence[Any]) -> list[Tensor]:
+    x, upstream = values
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        output = torch.nn.functional.hardsigmoid(leaf)
+    return [*torch.autograd.grad(output, leaf, upstream.detach())]
+
+
+def test_a_sixth_in_float64_is_no_error() -> None:
+    x = torch.linspace(-2, 2, 8, dtype=torch.float64)
+    upstream = torch.linspace(0.3, 1.7, 8, dtype=torch.float64)
+    bar = Bar(gradient_of_hardsigmoid, [x, upstream], ["gradient"])
+    assert bar.judge([upstream / 6])[0].problem is None
+    assert bar.judge([upstream / 6.001])[0].problem is not None

@@ -31,7 +31,33 @@ INFIX = {
     operator.lshift: "<<",
     operator.rshift: ">>",
 }
+_DROPOUTS = frozenset(
+    (
+        "alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout",
+        "feature_dropout",
+    )
+)  # fmt: skip
 _PREFIX = {operator.neg: "-", operator.pos: "+", operator.invert: "~", operator.inv: "~"}
+
+
+def keeps_its_input(node: fx.Node) -> bool:
+    """Return whether a call gives back its input: a dropout, whose name says that it draws numbers,
+    in evaluation."""
+    if node.op != "call_function" or getattr(node.target, "__name__", "") not in _DROPOUTS:
+        return False
+    given = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
+    return given.get("training", given.get("train")) is False
+
+
+def without_kept_inputs(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Remove the calls of a graph that give back their input; return the input of each."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in list(graph.nodes):
+        if keeps_its_input(node):
+            (found[node],) = node.all_input_nodes
+            node.replace_all_uses_with(found[node])
+            graph.erase_node(node)
+    return found
 
 
 def call_text(node: fx.Node, names: Mapping[Any, str]) -> str:

@@ -374,20 +374,19 @@ def _run_dynamo(
     named = {
         key: _example(arg, not inference and key not in frozen) for key, arg in keywords.items()
     }
-    grad_mode = torch.enable_grad() if not inference else torch.no_grad()
     dynamo_config: Any = torch._dynamo.config
     shape_config: Any = fx_config
     with (
         shape_config.patch(use_duck_shape=False),
         dynamo_config.patch(specialize_float=True, specialize_int=True),
-        grad_mode,
+        torch.set_grad_enabled(not inference),
         traceable_averages(function),
     ):
         compiled = torch.compile(function, backend=backend, dynamic=True, fullgraph=True)
         try:
             return compiled(*examples, **named)
         except BackendCompilerFailed as error:
-            raise EjectError(f"{name}: {_first_line(error)}") from error
+            raise EjectError(f"{name} cannot be traced: {_reason(error)}.") from error
         except Unsupported as error:
             raise EjectError(
                 f"{name} cannot be one graph: {_first_line(error)}{_user_line(error)}; eject a "
@@ -469,7 +468,8 @@ def _first_line(error: BaseException) -> str:
 def _reason(error: BaseException) -> str:
     """Return the sentence of the PyTorch operator that refused its arguments, if there is one."""
     found = re.search(r"got (\w+Error)\([\"'](.*?)[\"']\)", str(error), re.DOTALL)
-    return found[2].partition("\\n")[0].rstrip(".") if found else _first_line(error)
+    inner = getattr(error, "inner_exception", error)
+    return found[2].partition("\\n")[0].rstrip(".") if found else _first_line(inner)
 
 
 def _user_line(error: BaseException) -> str:

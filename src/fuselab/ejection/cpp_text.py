@@ -8,6 +8,42 @@ from collections.abc import Sequence
 
 from fuselab.ejection.loops import Kind
 
+KEYWORDS = frozenset(
+    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t
+    char32_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
+    constinit continue decltype default delete do double dynamic_cast else enum explicit export
+    extern false float for friend goto if inline int long mutable namespace new noexcept not not_eq
+    nullptr operator or or_eq private protected public register reinterpret_cast requires return
+    short signed sizeof static static_assert static_cast struct switch template this thread_local
+    throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while
+    xor xor_eq""".split()  # noqa: SIM905 -- a list of 92 literals does not read better
+)
+# Names of the frame of a kernel, and of what it uses of cpu_sweep.h.
+FRAME = {
+    "at",
+    "loops",
+    "lane",
+    "math",
+    "position",
+    "arrays",
+    "sweep",
+    "std",
+    "constant",
+    "kernels",
+}
+TYPES = {
+    "V",
+    "Real",
+    "Lane",
+    "Loops",
+    "Sum",
+    "Count",
+    "Product",
+    "Maximum",
+    "Minimum",
+    "Half",
+    "BFloat16",
+}
 _ATOM = re.compile(r"[\w.:]+(<\w+>)?(\(.*\))?$", re.DOTALL)
 _INSIDE = re.compile(r"(?<=[(,]) ?\{(\d)\}(?=[,)])")
 

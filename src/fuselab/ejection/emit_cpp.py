@@ -6,19 +6,27 @@ threads and the strides are those of ``fuselab/runtime/include/cpu_sweep.h``.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Container, Iterable, Sequence
-from typing import TypeGuard
 
-from fuselab.ejection.cpp_text import applied, camel, constant_text, filled, filled_list
+from fuselab.ejection.cpp_text import (
+    FRAME,
+    KEYWORDS,
+    TYPES,
+    applied,
+    camel,
+    constant_text,
+    filled,
+    filled_list,
+)
+from fuselab.ejection.cpp_values import is_power_of_two, is_scalar, takes_long
 from fuselab.ejection.functions import (
     CPP,
     CPP_CASTS,
     CPP_INTEGER_COMPARISONS,
     CPP_REDUCTIONS,
-    CPP_SLOW,
 )
+from fuselab.ejection.guards import guards_of
 from fuselab.ejection.loops import (
     Apply,
     Axis,
@@ -31,6 +39,7 @@ from fuselab.ejection.loops import (
     Scanned,
     Size,
     children,
+    chosen_in,
     element_kind,
     walk,
 )
@@ -38,32 +47,9 @@ from fuselab.ejection.picks import Pick, is_number, pick_of
 from fuselab.ejection.plan import KernelPlan, Namer, Operand
 from fuselab.errors import EjectError
 
-_KEYWORDS = frozenset(
-    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t
-    char32_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
-    constinit continue decltype default delete do double dynamic_cast else enum explicit export
-    extern false float for friend goto if inline int long mutable namespace new noexcept not not_eq
-    nullptr operator or or_eq private protected public register reinterpret_cast requires return
-    short signed sizeof static static_assert static_cast struct switch template this thread_local
-    throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while
-    xor xor_eq""".split()  # noqa: SIM905 -- a list of 92 literals does not read better
-)
-# Names of the frame of a kernel, and of what it uses of cpu_sweep.h.
-_FRAME = {
-    "at",
-    "loops",
-    "lane",
-    "math",
-    "position",
-    "arrays",
-    "sweep",
-    "std",
-    "constant",
-    "kernels",
-}
-_TYPES = {"V", "Real", "Lane", "Loops", "Sum", "Product", "Maximum", "Minimum", "Half", "BFloat16"}
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "not"})
-_ARITHMETIC = frozenset({"add", "sub", "mul", "div", "neg", "reciprocal"})
+# What positions take without becoming vectors (cpu_positions.h).
+_OF_POSITIONS = frozenset({"add", "sub", "mul", "neg", "intdiv"})
 _OF_MASKS = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}
 
 
@@ -82,7 +68,7 @@ class _Kernel:
     """
 
     def __init__(self, plan: KernelPlan) -> None:
-        if plan.name in _KEYWORDS:
+        if plan.name in KEYWORDS:
             raise EjectError(f"'{plan.name}' is a word of C++; give the operator another name.")
         self.plan = plan
         self.lines: list[str] = []
@@ -94,12 +80,13 @@ class _Kernel:
         found = {
             one: pick_of(one, plan.kernel.column_axes, plan.axes_of) for one in plan.reductions
         }
+        self.guards = guards_of(list(plan.stores.values()))
         self.picks = {one: pick for one, pick in found.items() if pick is not None}
         self.sums: dict[Operand, str] = {}  # the results that are sums over the rows
         self.reciprocals: dict[Expression, str] = {}  # of divisors that do not depend on a column
         self.is_kept: set[Expression] = set()  # those of them that an earlier sweep has computed
         self.column_axes = frozenset(plan.kernel.column_axes)
-        self.namer = Namer(sorted(_KEYWORDS | _FRAME | _TYPES))
+        self.namer = Namer(sorted(KEYWORDS | FRAME | TYPES))
         self.names: dict[Expression, str] = {
             one: "columns" if name == "columns" else self.namer.name(name)
             for one, name in plan.value_names.items()
@@ -222,7 +209,7 @@ class _Kernel:
             if self.plan.axes_of(one) & innermost or not isinstance(one, Apply):
                 for child in children(one):
                     visit(child)
-            elif not is_number(one) and any(map(_takes_long, walk([one]))):
+            elif not is_number(one) and any(map(takes_long, walk([one]))):
                 found[one] = None
 
         for one in self.plan.stores.values() if innermost else ():
@@ -295,7 +282,7 @@ class _Kernel:
         values of ``loaded`` are loaded."""
         known = {part for part in walk([one]) if part in self.reduced or part in loaded}
         return element_kind(one) == "float" and any(
-            _takes_long(part) and self.plan.axes_of(part) & self.column_axes
+            takes_long(part) and self.plan.axes_of(part) & self.column_axes
             for part in walk([one], known)
         )
 
@@ -311,15 +298,21 @@ class _Kernel:
         self.open(f"const auto {names} = rows.reduce([=](auto at) {{")
         outer = dict(self.known)
         self.define([one.operand for one in reduced])
-        terms = [
-            f"{CPP_REDUCTIONS[one.function]}{{{self.vector(one.operand, element_kind(one))}}}"
-            for one in reduced
-        ]
+        terms = list(map(self.term, reduced))
         listed = ", ".join(terms)
         self.write(f"return {listed if len(terms) == 1 else f'std::tuple{{{listed}}}'};")
         self.close(outer)
         for one in reduced:
             self.known[one] = f"at({self.names[one]})"
+
+    def term(self, one: Reduced) -> str:
+        """Return the text of a reduction's term; a sum of integers that are 0 or 1 counts."""
+        operand, kind = one.operand, element_kind(one)
+        if getattr(operand, "function", "") == "to_int" and operand not in self.names:
+            (operand,) = children(operand)
+        if (one.function, kind, element_kind(operand)) == ("sum", "int", "bool"):
+            return f"Count{{{self.vector(operand, 'bool')}}}"
+        return f"{CPP_REDUCTIONS[one.function]}{{{self.vector(one.operand, kind)}}}"
 
     def pick(self, one: Reduced, picked: Pick) -> None:
         """Write the computation of a value at a single column, which no sweep can keep."""
@@ -392,7 +385,8 @@ class _Kernel:
             if isinstance(one, (Load, Position)) and not children(one):
                 self.write(f"const auto {self.names[one]} = rows.load({self.array(one)});")
             else:
-                self.hoist_formula(one)
+                is_int = element_kind(one) == "int"
+                self.hoist_formula(one, "rows.integer(" if is_int else "rows.value(")
             self.known[one] = f"at({self.names[one]})"
         self.hoist_reciprocals(expressions)
 
@@ -425,7 +419,7 @@ class _Kernel:
             if one in self.known or one in self.is_kept or is_number(one):
                 return
             if isinstance(one, Reduced) or self.plan.axes_of(one) & self.column_axes:
-                for child in children(one):
+                for child in self.children(one):
                     visit(child)
             elif isinstance(one, (Apply, Load, Position)):
                 found[one] = None
@@ -435,7 +429,7 @@ class _Kernel:
                 visit(one)
         return list(found)
 
-    def hoist_formula(self, one: Apply | Load | Position, head: str = "rows.value(") -> None:
+    def hoist_formula(self, one: Apply | Load | Position, head: str) -> None:
         name = self.names.get(one)
         if name is None:
             assert isinstance(one, Apply)
@@ -443,7 +437,7 @@ class _Kernel:
         outer, before = dict(self.known), len(self.lines)
         self.open(f"const auto {name} = {head}[=](auto at) {{")
         start = len(self.lines)
-        self.define(children(one))
+        self.define(self.children(one))
         text = self.formula(one) if isinstance(one, Apply) else self.loaded(one)
         short = f"const auto {name} = {head}[=](auto at) {{ return {text}; }});"
         fits = len(self.lines) == start and len(short) + 2 * (self.indent - 1) <= 100
@@ -468,11 +462,34 @@ class _Kernel:
         chosen = self.operand(one).chosen
         if not chosen:
             return f"at({self.array(one)})"
+        guard = self.guards.get(one)
         places = [
-            applied("{0} * {1}", [self.vector(value, "int"), self.steps[step]])
+            applied("{0} * {1}", [self.place(value, guard is not None), self.steps[step]])
             for value, step in chosen
         ]
-        return f"at.chosen({self.array(one)}, {' + '.join(places)})"
+        if guard is None:
+            return f"at.chosen({self.array(one)}, {' + '.join(places)})"
+        condition = self.vector(guard, "bool")
+        return f"at.chosen_where({self.array(one)}, {condition}, {' + '.join(places)})"
+
+    def place(self, value: Expression, is_guarded: bool) -> str:
+        """Return the text of a computed position; that of a guarded one holds where its condition
+        does."""
+        if is_guarded:
+            assert isinstance(value, Apply)
+            value = value.operands[1]
+        return self.vector(value, "int") if is_scalar(value) else self.value(value, "int")
+
+    def children(self, one: Expression) -> tuple[Expression, ...]:
+        """Return what the text of an expression is made of."""
+        if one not in self.guards:
+            return children(one)
+        assert isinstance(one, Load)
+        values = [axis.value for axis in chosen_in(one.index)]
+        return (
+            self.guards[one],
+            *(value.operands[1] for value in values if isinstance(value, Apply)),
+        )
 
     def define(self, expressions: Sequence[Expression]) -> None:
         """Write the statements after which each of ``expressions`` has a text."""
@@ -498,7 +515,7 @@ class _Kernel:
 
     def needed(self, expressions: Sequence[Expression]) -> list[Expression]:
         """Return what has to be computed or loaded for ``expressions``, in this order."""
-        return walk(expressions, self.known, frozenset(self.is_kept))
+        return walk(expressions, self.known, self.is_kept, self.children)
 
     def formula(self, one: Apply) -> str:
         """Return the text of a function of operands, converted to the kind that it computes in."""
@@ -517,29 +534,29 @@ class _Kernel:
             kind = next(kind for kind in ("float", "int", "bool") if kind in kinds)
         function = _OF_MASKS.get(one.function, one.function) if kind == "bool" else one.function
         operands = one.operands
-        if function == "div" and _is_power_of_two(operands[1]):
+        if function == "div" and is_power_of_two(operands[1]):
             function, operands = "mul", (operands[0], Constant(1 / operands[1].value))
         template = CPP[function]
         if one.kind == "bool" and kind == "int" and function in CPP_INTEGER_COMPARISONS:
-            texts = [self.vector(operand, kind) for operand in operands]
+            texts = [self.value(operand, kind) for operand in operands]
             return applied(CPP_INTEGER_COMPARISONS[function], texts)
         has_reciprocal = function == "div" and operands[1] in self.reciprocals
         if has_reciprocal and self.plan.axes_of(one) & self.column_axes:
             texts = [self.vector(operand, kind) for operand in operands]
             return f"math::quotient({', '.join([*texts, self.reciprocals[operands[1]]])})"
-        is_call = "math::" in template
+        is_vector = "math::" in template or (kind == "int" and function not in _OF_POSITIONS)
         texts = [
-            self.vector(operand, kind) if is_call else self.value(operand, kind)
+            self.vector(operand, kind) if is_vector else self.value(operand, kind)
             for operand in operands
         ]
         text = applied(template, texts)
-        if one in self.fusible and not _is_scalar(one):
+        if one in self.fusible and not is_scalar(one):
             return f"math::rounded({text})"
         return f"math::mask<V>({text})" if one.kind == "bool" and kind == "int" else text
 
     def cast(self, one: Expression, kind: Kind) -> str:
         own = element_kind(one)
-        if isinstance(one, Apply) and _is_scalar(one):
+        if isinstance(one, Apply) and is_scalar(one):
             text = self.formula(one)
             return text if own == kind else f"Real({text})"
         text = self.plain(one)
@@ -558,11 +575,18 @@ class _Kernel:
     def vector(self, one: Expression, kind: Kind) -> str:
         """Return the text of a value as a vector."""
         text = self.value(one, kind)
-        if not _is_scalar(one):
-            return text
+        if not is_scalar(one):
+            return f"math::integers<V>({text})" if kind == "int" and self.may_step(one) else text
         if kind == "bool":
             return f"math::mask<V>({text})"
         return f"math::splat<{'V' if kind == 'float' else 'LongIntegers<V>'}>({text})"
+
+    def may_step(self, one: Expression) -> bool:
+        """Return whether the text of an integer can be a Stepped number of cpu_positions.h."""
+        if isinstance(one, Position) or (one in self.known and self.known[one].startswith("at(")):
+            return True
+        steps = isinstance(one, Apply) and one.function in ("add", "sub", "mul", "neg")
+        return steps and element_kind(one) == "int" and any(map(self.may_step, children(one)))
 
     def plain(self, one: Expression) -> str:
         if one in self.known:
@@ -571,28 +595,3 @@ class _Kernel:
             return self.vector(one, element_kind(one))
         assert isinstance(one, Apply)
         return self.formula(one)
-
-
-def _takes_long(one: Expression) -> bool:
-    """Return whether a function takes longer than to load its value."""
-    if not isinstance(one, Apply) or (one.kind != "int" and one.function not in CPP_SLOW):
-        return False
-    return not (one.function == "div" and _is_power_of_two(one.operands[1]))
-
-
-def _is_power_of_two(one: Expression) -> TypeGuard[Constant]:
-    """Return whether a value is a power of two by whose reciprocal one may multiply instead."""
-    if not isinstance(one, Constant) or isinstance(one.value, bool) or not one.value:
-        return False
-    return (
-        math.isfinite(one.value)
-        and abs(math.frexp(one.value)[0]) == 0.5
-        and (2.0**-100 < abs(one.value) < 2.0**100)
-    )
-
-
-def _is_scalar(one: Expression) -> bool:
-    """Return whether the text of a value is a number and not a vector."""
-    if isinstance(one, Apply):
-        return one.function in _ARITHMETIC and all(map(_is_scalar, one.operands))
-    return isinstance(one, (Constant, Size))

@@ -66,12 +66,12 @@ def _equal_pairs(
 def _sizes_that_meet(node: fx.Node) -> Iterator[tuple[Any, Any]]:
     """Yield each size of an operand with that of the dimension of the result that it goes to."""
     if torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        results = node.meta["val"]  # several of torch.frexp, of one shape
+        result = results if isinstance(results, Tensor) else results[0]
         for source in node.all_input_nodes:
             value = source.meta.get("val")
             if isinstance(value, Tensor):
-                yield from zip(
-                    reversed(value.shape), reversed(node.meta["val"].shape), strict=False
-                )
+                yield from zip(reversed(value.shape), reversed(result.shape), strict=False)
     elif getattr(node.target, "overloadpacket", None) in _CHOICES:
         tensor, dim, index = _choice(node)
         for place, pair in enumerate(zip(index.shape, tensor.shape, strict=True)):

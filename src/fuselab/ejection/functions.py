@@ -168,7 +168,7 @@ CPP_CASTS: dict[tuple[str, str], str] = {
     ("bool", "float"): "math::real_of_mask<V>({0})",
     ("bool", "int"): "math::integer_of_mask<V>({0})",
     ("int", "float"): "math::real_of_integer<V>({0})",
-    ("int", "bool"): "math::mask<V>({0} != 0)",
+    ("int", "bool"): "math::unequal<V>({0}, int64_t(0))",
     ("float", "int"): "math::integer_of_real<V>({0})",
     ("float", "bool"): "{0} != 0",
 }

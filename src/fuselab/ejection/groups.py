@@ -15,6 +15,9 @@ ARRANGING = frozenset(
         "tensor_split", "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as",
     )
 )  # fmt: skip
+# The name of one of the several results of a call that computes, such as torch.max along a dim: it
+# belongs to that call.
+RESULT = "result"
 # A region of one call is worth a kernel only if eager PyTorch computes the call in several passes.
 SEVERAL_PASSES = frozenset(
     (
@@ -43,7 +46,7 @@ def groups_worth_a_kernel(
 
 def is_worth_a_kernel(group: Sequence[fx.Node], name_of: Callable[[fx.Node], str]) -> bool:
     """Return whether eager PyTorch would compute the group in several passes over memory."""
-    computing = [name_of(node) for node in group if name_of(node) not in ARRANGING]
+    computing = [name_of(node) for node in group if name_of(node) not in {RESULT, *ARRANGING}]
     return len(computing) > 1 or any(name in SEVERAL_PASSES for name in computing)
 
 

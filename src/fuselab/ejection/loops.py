@@ -172,14 +172,15 @@ def walk(
     expressions: Sequence[Expression],
     known: Container[Expression] = (),
     leaves: Container[Expression] = (),
+    parts: Callable[[Expression], Sequence[Expression]] = children,
 ) -> list[Expression]:
     """Return every expression once, operands first, without those that are ``known`` and what only
-    these and the ``leaves`` need."""
+    these and the ``leaves`` need. ``parts`` returns what an expression is computed from."""
     order: dict[Expression, None] = {}
 
     def visit(expression: Expression) -> None:
         if expression not in known and expression not in order:
-            for child in () if expression in leaves else children(expression):
+            for child in () if expression in leaves else parts(expression):
                 visit(child)
             order[expression] = None
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import HigherOrderOperator
 
-from fuselab.ejection.calls import INFIX, call_text
+from fuselab.ejection.calls import INFIX, call_text, without_kept_inputs
 from fuselab.ejection.capture import Captured, argument_name, source_line, trace
 from fuselab.ejection.from_text import function_of
 from fuselab.ejection.groups import ARRANGING, groups_worth_a_kernel
@@ -198,7 +198,8 @@ class _Cutter:
         self.inference = inference
         self.graph = traced.traced.graph
         _drop_assertions(self.graph)
-        self.newer = _without_in_place(self.graph)
+        self.newer = without_kept_inputs(self.graph)
+        self.newer |= _without_in_place(self.graph)
         self.sizes = Sizes(traced)
         self.names = _names(self.graph)
         self.reasons: dict[fx.Node, str] = {}

@@ -115,6 +115,8 @@ class StandIns:
                 return items if isinstance(value, list) else tuple(items)
             if isinstance(value, tuple) and hasattr(value, "_fields"):
                 return type(value)(*map(of, value))
+            if is_return_type(value):
+                return type(value)(map(of, value))
             if isinstance(value, CONSTANTS):
                 return value
             raise EjectError(
@@ -155,7 +157,9 @@ def root_of(node: fx.Node) -> fx.Node:
     """Return the node whose memory a node's tensor lies in: itself, unless it is a view or was
     written in place."""
     source = source_of(node)
-    return node if source is None else root_of(source)
+    root = node if source is None else root_of(source)
+    # A call with several results, such as torch.sort, makes a tuple; each result is its own.
+    return root if isinstance(_example(root), Tensor) else node
 
 
 def source_of(node: fx.Node) -> fx.Node | None:
@@ -203,7 +207,8 @@ def _items(structure: Any) -> list[tuple[str, str, Any]]:
     if isinstance(structure, dict):
         return [(str(key), f"[{constant_text(key)}]", item) for key, item in structure.items()]
     if isinstance(structure, (tuple, list)):
-        fields = getattr(structure, "_fields", [""] * len(structure))
+        named = "__match_args__" if is_return_type(structure) else "_fields"
+        fields = getattr(structure, named, [""] * len(structure))
         items = enumerate(structure)
         return [(fields[place], f"[{place}]", item) for place, item in items]
     return []
@@ -253,8 +258,15 @@ def structure_text(structure: Any, leaf: Callable[[fx.Node], str]) -> str:
     if isinstance(structure, tuple):
         if hasattr(structure, "_fields"):
             return f"{type(structure).__name__}({', '.join(texts)})"
+        if is_return_type(structure):
+            return f"torch.return_types.{type(structure).__name__}(({comma(texts)}))"
         return f"({comma(texts)})"
     return constant_text(structure)
+
+
+def is_return_type(value: Any) -> bool:
+    """Return whether a value is one of PyTorch's own named tuples, such as torch.sort returns."""
+    return isinstance(value, tuple) and type(value).__module__ == "torch.return_types"
 
 
 def constant_text(value: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import sympy
 import torch
 from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from fuselab.ejection.capture import is_user_named, source_line, user_name
 from fuselab.ejection.exact_sizes import floored
@@ -151,9 +152,11 @@ class Steps:
         )
 
     def refuse(self, node: FxNode) -> NoReturn:
+        why = "has no generated kernel"
+        if has_free_unbacked_symbols(node.meta.get("val")):
+            why = "gives a tensor whose size depends on values"
         raise EjectError(
-            f"{node.target} has no generated kernel{at_line(node)}; "
-            "eject the parts before and after it."
+            f"{node.target} {why}{at_line(node)}; eject the parts before and after it."
         )
 
     def step(

@@ -7,6 +7,7 @@ really can is known when it is tried.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,12 @@ import torch
 from torch import Tensor, fx
 
 from fuselab.ejection.calls import INFIX, call_text
-from fuselab.ejection.groups import ARRANGING, groups_worth_a_kernel, is_worth_a_kernel
+from fuselab.ejection.groups import (
+    ARRANGING,
+    RESULT,
+    groups_worth_a_kernel,
+    is_worth_a_kernel,
+)
 from fuselab.ejection.plan import Namer
 from fuselab.ejection.regions import HEAVY, RANDOM
 from fuselab.fusion.expression import is_fused
@@ -72,6 +78,10 @@ class ChainFinder:
 
     def chains(self) -> list[Chain]:
         """Return the largest chains, in the order in which they run."""
+        return list(self._largest)
+
+    @cached_property
+    def _largest(self) -> list[Chain]:
         return self._among(set())
 
     def parts(self, chain: Chain) -> list[Chain]:
@@ -98,8 +108,31 @@ class ChainFinder:
 
     def _among(self, refused: set[fx.Node]) -> list[Chain]:
         refused = refused | self.refused
-        groups = groups_worth_a_kernel(self.calls, self.before, refused, self.name_of)
-        return [self.chain_of(group) for group in groups]
+        while True:
+            groups = groups_worth_a_kernel(self.calls, self.before, refused, self.name_of)
+            apart = {node for group in groups for node in self._apart(group)}
+            if not apart:
+                return [self.chain_of(group) for group in groups]
+            refused = refused | apart
+
+    def _apart(self, group: Sequence[fx.Node]) -> Iterator[fx.Node]:
+        """Yield the nodes of a group that share a tuple of tensors with a call outside: a kernel
+        takes and returns tensors alone."""
+        held = set(group)
+        for node in group:
+            used = node.all_input_nodes
+            is_read_outside = self.is_tuple(node) and not held.issuperset(node.users)
+            if is_read_outside or any(self.is_tuple(one) and one not in held for one in used):
+                yield node
+
+    def is_part_of_a_chain(self, nodes: Collection[fx.Node]) -> bool:
+        """Return whether a chain has all of ``nodes``, and other calls that compute something."""
+        free = {RESULT, *ARRANGING}
+        return any(
+            set(chain.nodes).issuperset(nodes)
+            and any(node not in nodes and self.name_of(node) not in free for node in chain.nodes)
+            for chain in self._largest
+        )
 
     def traffic(self, chain: Chain) -> int:
         """Return the bytes that the largest call of a chain reads and writes."""
@@ -128,6 +161,8 @@ class ChainFinder:
         if node in self.forms:
             name = self.forms[node].name
             return "detach" if name == "identity" else name  # it moves no data either
+        if self.is_result(node) and self.name_of(node.all_input_nodes[0]) not in ARRANGING:
+            return RESULT
         if node.op == "call_module":
             return type(self.traced.module.get_submodule(str(node.target))).__name__
         name = str(node.target if node.op == "call_method" else _function_name(node.target))
@@ -140,6 +175,19 @@ class ChainFinder:
         return node.op in ("call_function", "call_method") and all(
             isinstance(item, (bool, int, float, torch.dtype, torch.device)) for item in items
         )
+
+    def is_tuple(self, node: fx.Node) -> bool:
+        """Return whether a node's value is a tuple of tensors, as of torch.max along a dim."""
+        value = self.values.get(node)
+        return (
+            isinstance(value, (tuple, list))
+            and len(value) > 0
+            and all(isinstance(one, Tensor) for one in value)
+        )
+
+    def is_result(self, node: fx.Node) -> bool:
+        """Return whether a node is one tensor of such a tuple."""
+        return node.target in (operator.getitem, getattr) and self.is_tuple(node.all_input_nodes[0])
 
     @cached_property
     def calls(self) -> list[fx.Node]:
@@ -197,7 +245,8 @@ class ChainFinder:
             )
         name = str(node.target if node.op == "call_method" else _function_name(node.target))
         is_method = name.endswith("_") and not name.startswith("_")
-        return is_method or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
+        given = node.kwargs.get("inplace") or node.kwargs.get("out") is not None
+        return is_method or bool(given)
 
     def _owns_input(self, node: fx.Node) -> bool:
         """Return whether only this call reads its input, which another call has made anew."""
@@ -206,7 +255,7 @@ class ChainFinder:
             isinstance(first, fx.Node)
             and first.op.startswith("call_")
             and len(first.users) == 1
-            and "out" not in node.kwargs
+            and node.kwargs.get("out") is None
             and self.name_of(first) not in ARRANGING
         )
 
@@ -239,9 +288,13 @@ class ChainFinder:
             module = getattr(node.target, "__module__", None) or "torch"
             if module.partition(".")[0] not in _MODULES_OF_CALLS:
                 return False
+        if self.is_result(node):
+            return self.name_of(node.all_input_nodes[0]) not in RANDOM
+        if self.is_tuple(node) and not all(map(self.is_result, node.users)):
+            return False
         tensors = [self.values.get(used) for used in self.sources(node)]
         return (
-            isinstance(self.values.get(node), Tensor)
+            (isinstance(self.values.get(node), Tensor) or self.is_tuple(node))
             and bool(tensors)
             and all(isinstance(tensor, Tensor) for tensor in tensors)
         )
@@ -291,7 +344,9 @@ class ChainFinder:
             tuple(outputs),
             tuple(inputs.values()),
             tuple(
-                _label(self.name_of(node)) for node in nodes if self.name_of(node) not in ARRANGING
+                _label(self.name_of(node))
+                for node in nodes
+                if self.name_of(node) not in {RESULT, *ARRANGING}
             ),
             "\n".join([f"def {{name}}({given}):", *lines, f"    return {result}", ""]),
             tuple(dict.fromkeys(self._statistics(nodes, names, inputs))),

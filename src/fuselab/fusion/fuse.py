@@ -252,6 +252,7 @@ class _Fusion:
         self.places: set[tuple[str, str, str]] = set()
         self.measured: dict[Any, tuple[float, float, Verdict]] = {}
         self.generator: Generator | None = None
+        self.chains_first = True  # a kernel of a whole chain before an operator for a part of it
         self.seen = 0  # operations in the forwards that were looked into
 
     def run(self) -> FuseResult:
@@ -272,6 +273,10 @@ class _Fusion:
                 looked_into.append(_LookedInto(path, traced, final, hooked))
         if self.generator is not None:
             looked_into = self._generate(self.generator, looked_into)
+            self.chains_first = False
+            looked_into = [
+                replace(one, final=self._rewrite(one.final, one.hooked)) for one in looked_into
+            ]
         # Children first: a module runs its own rewritten forward only while its children's classes
         # are those at its installation, and installing gives a child another class.
         places = [
@@ -326,6 +331,9 @@ class _Fusion:
         if not matches:
             return []
         values = values_of(traced.graph, traced.module, traced.tensors)
+        if self.generator is not None and self.chains_first:
+            finder = ChainFinder(traced, values, hooked)
+            matches = [one for one in matches if not finder.is_part_of_a_chain(one.origins)]
         taken: set[fx.Node] = set()
         kept: list[Match] = []
         tried: dict[tuple[str, fx.Node, str], Replacement] = {}

@@ -165,12 +165,16 @@ class Generator:
         return finder.without(chain, refused) if refused else []
 
     def _is_possible(self, finder: ChainFinder, node: fx.Node) -> bool:
-        """Return whether eject can write one call alone; of a view, the negated result."""
+        """Return whether eject can write one call alone; of a view, the negated result. One of
+        several results is as possible as the call."""
+        if finder.is_result(node):
+            return True
         alone = finder.chain_of([node])
         text = alone.text
         if finder.name_of(node) in ARRANGING:
             head, _, result = text.rpartition("return ")
-            text = f"{head}return torch.neg({result.strip()})\n"
+            first = "[0]" if finder.is_tuple(node) else ""
+            text = f"{head}return torch.neg({result.strip()}{first})\n"
         arguments = arguments_of(finder, alone)
         key = text, *map(_likeness, arguments)
         if key not in self._possible:

@@ -97,11 +97,26 @@ def _batch_norm(layer: Any) -> Form | None:
 
 
 def _instance_norm(layer: Any) -> Form | None:
-    if layer.track_running_stats:
-        return None
-    return Form(
-        "torch.nn.functional.instance_norm", _tensors(layer, "weight", "bias"), {"eps": layer.eps}
-    )
+    tensors = _tensors(layer, "running_mean", "running_var", "weight", "bias")
+    if layer.training and "running_mean" in tensors:
+        return None  # it updates its statistics
+    values = {"use_input_stats": "running_mean" not in tensors, "eps": layer.eps}
+    return Form("torch.nn.functional.instance_norm", tensors, values)
+
+
+def _prelu(layer: nn.PReLU) -> Form:
+    return Form("torch.nn.functional.prelu", _tensors(layer, "weight"))
+
+
+def _avg_pool(dims: int, *settings: str) -> Callable[[Any], Form | None]:
+    names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", *settings)
+    return _functional(f"avg_pool{dims}d", *names)
+
+
+def _max_pool(dims: int) -> Callable[[Any], Form | None]:
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    make = _functional(f"max_pool{dims}d", *names)
+    return lambda layer: None if layer.return_indices else make(layer)
 
 
 def _dropout(layer: Any) -> Form | None:
@@ -109,6 +124,13 @@ def _dropout(layer: Any) -> Form | None:
 
 
 _FORMS: dict[type[nn.Module], Callable[[Any], Form | None]] = {
+    nn.AdaptiveAvgPool1d: _functional("adaptive_avg_pool1d", "output_size"),
+    nn.AdaptiveAvgPool2d: _functional("adaptive_avg_pool2d", "output_size"),
+    nn.AdaptiveAvgPool3d: _functional("adaptive_avg_pool3d", "output_size"),
+    nn.AlphaDropout: _dropout,
+    nn.AvgPool1d: _avg_pool(1),
+    nn.AvgPool2d: _avg_pool(2, "divisor_override"),
+    nn.AvgPool3d: _avg_pool(3, "divisor_override"),
     nn.BatchNorm1d: _batch_norm,
     nn.BatchNorm2d: _batch_norm,
     nn.BatchNorm3d: _batch_norm,
@@ -118,10 +140,12 @@ _FORMS: dict[type[nn.Module], Callable[[Any], Form | None]] = {
     nn.Dropout2d: _dropout,
     nn.Dropout3d: _dropout,
     nn.ELU: _functional("elu", "alpha"),
+    nn.FeatureAlphaDropout: _dropout,
     nn.Flatten: lambda layer: Form(
         "torch.flatten", values={"start_dim": layer.start_dim, "end_dim": layer.end_dim}
     ),
     nn.GELU: _functional("gelu", "approximate"),
+    nn.GLU: _functional("glu", "dim"),
     nn.GroupNorm: _group_norm,
     nn.Hardshrink: _functional("hardshrink", "lambd"),
     nn.Hardsigmoid: _functional("hardsigmoid"),
@@ -132,9 +156,16 @@ _FORMS: dict[type[nn.Module], Callable[[Any], Form | None]] = {
     nn.InstanceNorm3d: _instance_norm,
     nn.LayerNorm: _layer_norm,
     nn.LeakyReLU: _functional("leaky_relu", "negative_slope"),
+    nn.LocalResponseNorm: _functional("local_response_norm", "size", "alpha", "beta", "k"),
     nn.LogSigmoid: _functional("logsigmoid"),
     nn.LogSoftmax: _along_a_dim("log_softmax"),
+    nn.MaxPool1d: _max_pool(1),
+    nn.MaxPool2d: _max_pool(2),
+    nn.MaxPool3d: _max_pool(3),
     nn.Mish: _functional("mish"),
+    nn.PReLU: _prelu,
+    nn.PixelShuffle: _functional("pixel_shuffle", "upscale_factor"),
+    nn.PixelUnshuffle: _functional("pixel_unshuffle", "downscale_factor"),
     nn.RMSNorm: _rms_norm,
     nn.ReLU: _functional("relu"),
     nn.ReLU6: _functional("relu6"),
@@ -142,6 +173,7 @@ _FORMS: dict[type[nn.Module], Callable[[Any], Form | None]] = {
     nn.SiLU: _functional("silu"),
     nn.Sigmoid: lambda layer: Form("torch.sigmoid"),
     nn.Softmax: _along_a_dim("softmax"),
+    nn.Softmax2d: lambda layer: Form("torch.nn.functional.softmax", values={"dim": -3}),
     nn.Softmin: _along_a_dim("softmin"),
     nn.Softplus: _functional("softplus", "beta", "threshold"),
     nn.Softshrink: _functional("softshrink", "lambd"),

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from fuselab.ejection.calls import without_kept_inputs
 from fuselab.errors import TargetError
 from fuselab.fusion.closures import rebind_attributes
 
@@ -219,8 +220,9 @@ def trace_forward(path: str, module: nn.Module, call: Call, hooked: Collection[s
 
 
 def _erase_identities(graph: fx.Graph, module: nn.Module, hooked: Collection[str]) -> None:
-    """Remove the calls of every ``nn.Identity`` without hooks, so that its reader reads its
-    input."""
+    """Remove the calls of every ``nn.Identity`` without hooks, and of dropout functions outside of
+    training, so that the reader reads the input."""
+    without_kept_inputs(graph)
     for node in list(graph.nodes):
         if node.op == "call_module" and str(node.target) not in hooked and len(node.args) == 1:
             child = module.get_submodule(str(node.target))

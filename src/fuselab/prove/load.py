@@ -194,6 +194,11 @@ def _import_folder(folder: Path) -> ModuleType:
     if contract.is_file():
         return _import_file(contract, f"{package_name}.op")
     if (folder / COMPOSED).is_file():
+        for name, module in list(sys.modules.items()):
+            # An operator that was loaded alone is in a package made by `_package`, without the
+            # names of its `__init__.py`, which the composition imports.
+            if name.startswith(f"{package_name}.") and module.__spec__ is None:
+                del sys.modules[name]
         return _import_file(folder / COMPOSED, f"{package_name}.{Path(COMPOSED).stem}")
     return _import_file(initial, f"{package_name}.__init__")
 

@@ -47,10 +47,6 @@ template <class V>
 FUSELAB_INLINE V real_of_mask(Integers<V> mask) {
   return choose(mask, constant<V>(1.0), V{});
 }
-template <class V, class From>
-FUSELAB_INLINE V real_of_integer(From value) {
-  return __builtin_convertvector(value, V);
-}
 template <class V>
 FUSELAB_INLINE LongIntegers<V> integer_of_mask(Integers<V> mask) {
   return -__builtin_convertvector(mask, LongIntegers<V>);
@@ -58,22 +54,6 @@ FUSELAB_INLINE LongIntegers<V> integer_of_mask(Integers<V> mask) {
 template <class V>
 FUSELAB_INLINE LongIntegers<V> integer_of_real(V value) {
   return __builtin_convertvector(value, LongIntegers<V>);
-}
-
-template <class V, std::size_t... lane>
-FUSELAB_INLINE LongIntegers<V> counted_lanes(int64_t first, std::index_sequence<lane...>) {
-  using Half = Lanes<int64_t, lanes<V> / 2>;
-  constexpr int64_t half = lanes<V> / 2;
-  const Half index = Half{int64_t(lane)...};
-  const Half part[2] = {index + first, index + (first + half)};
-  return load_as<LongIntegers<V>>(part);
-}
-// Returns `first`, and one `step` more in each lane.
-template <class V>
-FUSELAB_INLINE LongIntegers<V> positions(int64_t first, int64_t step) {
-  constexpr auto half = std::make_index_sequence<lanes<V> / 2>{};
-  if (step == 1) return counted_lanes<V>(first, half);
-  return splat<LongIntegers<V>>(first) + counted_lanes<V>(0, half) * step;
 }
 
 template <class V>
@@ -119,22 +99,6 @@ FUSELAB_INLINE Integers<V> compared(LongIntegers<V> a, LongIntegers<V> b, Compar
   } else {
     return mask<V>(compare(a, b));
   }
-}
-template <class V>
-FUSELAB_INLINE Integers<V> equal(LongIntegers<V> a, LongIntegers<V> b) {
-  return compared<V>(a, b, [](auto x, auto y) { return x == y; });
-}
-template <class V>
-FUSELAB_INLINE Integers<V> unequal(LongIntegers<V> a, LongIntegers<V> b) {
-  return ~equal<V>(a, b);
-}
-template <class V>
-FUSELAB_INLINE Integers<V> less(LongIntegers<V> a, LongIntegers<V> b) {
-  return compared<V>(a, b, [](auto x, auto y) { return x < y; });
-}
-template <class V>
-FUSELAB_INLINE Integers<V> at_most(LongIntegers<V> a, LongIntegers<V> b) {
-  return compared<V>(a, b, [](auto x, auto y) { return x <= y; });
 }
 template <class V>
 FUSELAB_INLINE LongIntegers<V> where_integer(Integers<V> condition, LongIntegers<V> a,
@@ -202,7 +166,7 @@ FUSELAB_INLINE V rounded(V product) {
 template <class V>
 FUSELAB_INLINE V maximum(V a, V b) {
   if constexpr (is_real<V>) {
-    return choose((a > b) | (a != a), a, b);
+    return choose(a != a, a, no_less(b, a));
   } else {
     return by_halves(a, b, [](auto x, auto y) { return x > y ? x : y; });
   }
@@ -210,7 +174,7 @@ FUSELAB_INLINE V maximum(V a, V b) {
 template <class V>
 FUSELAB_INLINE V minimum(V a, V b) {
   if constexpr (is_real<V>) {
-    return choose((a < b) | (a != a), a, b);
+    return choose(a != a, a, no_more(b, a));
   } else {
     return by_halves(a, b, [](auto x, auto y) { return x < y ? x : y; });
   }
@@ -225,7 +189,7 @@ FUSELAB_INLINE V abs(V x) {
 }
 template <class V>
 FUSELAB_INLINE V relu(V x) {
-  return choose(x < V{}, V{}, x);
+  return no_less(x, V{});
 }
 // Returns 0 for NaN, as PyTorch does.
 template <class V>
@@ -287,14 +251,22 @@ FUSELAB_INLINE V round(V x) {
 
 // --- exponentials and logarithms
 
-// Where the result is 0, as at the -infinity of a mask, that of 0 is computed in its place: numbers
-// below the smallest normal one take a processor 100 cycles and more.
+// Where the result is 0, as at the -infinity of a mask, no step on the way to it is below the smallest
+// normal number: those take a processor 100 cycles and more.
 template <class V>
 FUSELAB_INLINE V exp(V x) {
   const V highest = constant<V>(is_single<V> ? 89.0 : 710.0);  // infinite beyond
-  const auto vanishes = x < constant<V>(is_single<V> ? -104.0 : -746.0);
-  const V power = exponential<V>(choose(vanishes, V{}, choose(x > highest, highest, x)));
+  const V lowest = constant<V>(is_single<V> ? -104.0 : -746.0);
+  const auto vanishes = x < lowest;
+#if defined(__AVX512F__)
+  const V power = exponential<V>(choose(vanishes, V{}, no_more(x, highest)));
   return choose(vanishes, V{}, power);
+#else
+  const Exponential<V> parts = reduced_exponential<V>(no_more(no_less(x, lowest), highest));
+  const Integers<V> half = half_of(parts.exponent);
+  const V scale = power_of_two<V>(half), rest = power_of_two<V>(parts.exponent - half);
+  return (scale * parts.fraction + scale) * from_bits<V>(bits_of(rest) & ~vanishes);
+#endif
 }
 // 2^n - 1 is exact where it matters, and the fraction is below a half.
 template <class V>
@@ -381,9 +353,11 @@ FUSELAB_INLINE V log1p(V x) {
 
 // --- sigmoids and the error function
 
+// The gate of `logistic`, with one division where that has two for its complement.
 template <class V>
 FUSELAB_INLINE V sigmoid(V x) {
-  return logistic(x).gate;
+  const V one = constant<V>(1.0), small = exponential<V>(-absolute(x));
+  return choose(x < V{}, small, one) / (one + small);
 }
 template <class V>
 FUSELAB_INLINE V tanh(V x) {

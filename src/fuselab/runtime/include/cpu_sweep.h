@@ -28,7 +28,7 @@
 #include <tuple>
 #include <vector>
 
-#include "cpu_math.h"
+#include "cpu_positions.h"
 
 enum class Lane { column, row };  // what the lanes of a vector are
 
@@ -72,7 +72,7 @@ using StoredLanes = Lanes<Stored<Element>, lanes<V>>;
 // Whether the numbers grow by `step` from lane to lane.
 template <class V>
 FUSELAB_INLINE bool is_regular(LongIntegers<V> number, int64_t step) {
-  const LongIntegers<V> difference = number - math::positions<V>(number[0], step);
+  const LongIntegers<V> difference = number - math::Stepped<V>(number[0], step);
   return reduced<lanes<V> / 2>(difference, [](auto a, auto b) { return a | b; }) == 0;
 }
 
@@ -268,6 +268,35 @@ struct Sum {
 template <class V>
 Sum(V) -> Sum<V>;
 
+// The number of terms that are true. A run is counted in lanes as wide as a mask's.
+template <class Mask>
+struct Count {
+  Mask value;
+  using Numbers = Lanes<int64_t, lanes<Mask>>;
+
+  struct Partial {
+    Mask part[2] = {};
+
+    FUSELAB_INLINE void add(Mask term) {
+      const Mask next = part[0] - term;
+      part[0] = part[1], part[1] = next;
+    }
+  };
+  struct State {
+    Numbers total = {};
+
+    FUSELAB_INLINE void fold(const Partial& run) {
+      total += __builtin_convertvector(run.part[0] + run.part[1], Numbers);
+    }
+    FUSELAB_INLINE void merge(const State& other) { total += other.total; }
+    FUSELAB_INLINE Numbers result() const { return total; }
+    FUSELAB_INLINE int64_t across() const { return sum_of(total); }
+  };
+  static constexpr Scalar<Mask> neutral() { return 0; }
+};
+template <class Mask>
+Count(Mask) -> Count<Mask>;
+
 // The partial result of a reduction by a function of two values.
 template <class V, class Combined>
 struct CombinedTerms {
@@ -412,6 +441,12 @@ struct PerRow<Value, Lane::row> {
   Value* strip;
 };
 
+// A vector of integers, told apart from a mask.
+template <class V>
+struct Counts {
+  LongIntegers<V> number;
+};
+
 // What a running reduction has come to, for each row of a block, or each strip of rows.
 template <class Term>
 struct SoFar {
@@ -456,10 +491,20 @@ struct Run {
   int64_t first, last, before;  // columns of the innermost loop; columns before that loop
   V* squares;        // one for each operand
   int64_t elements;  // of the kernel
+  bool along_rows = false;  // whether the next vector is that of the next rows
 
   template <int place>
   FUSELAB_INLINE bool is_transposed() const {
     return offsets.along[place] == 1 && offsets.across[place] > 1;
+  }
+  // Whether a large result's whole vectors are written past the caches. They must fill whole lines of
+  // 64 bytes: in a short run of elements that begin anywhere, and where the next vector written lies
+  // in another row of the result, the caches join what makes up a line.
+  template <int place, Lane lane, class Element>
+  FUSELAB_INLINE bool is_streamed() const {
+    if (lane == Lane::row && !along_rows && lanes<V> * sizeof(Element) < 64) return false;
+    const bool is_long = last - first >= 512 || offsets.along[place] % lanes<V> == 0;
+    return is_long && elements * int64_t(sizeof(Element)) >= bytes_to_stream;
   }
 };
 
@@ -479,8 +524,7 @@ class At {
   FUSELAB_INLINE auto operator()(Array<place, Element> array) const {
     const int64_t stride = stride_of<place>();
     if constexpr (std::is_void_v<Element>) {
-      const int64_t at_first = offset<place>() + first_ * stride;
-      return math::positions<V>(at_first, stride);
+      return math::Stepped<V>(offset<place>() + first_ * stride, stride);
     } else {
       using Plain = std::remove_const_t<Element>;
       const auto* from = reinterpret_cast<const Stored<Plain>*>(array.data) + offset<place>();
@@ -508,29 +552,86 @@ class At {
     }
   }
   // Returns the elements that lie `beyond` elements behind those at this place, in each lane another
-  // number. Mostly it grows regularly from lane to lane, as in a window, or it is the same in all, as
-  // that of a row chosen by an index.
+  // number. It grows regularly from lane to lane, as in a window; or mostly it does, or it is the same
+  // in all, as that of a row chosen by an index.
+  template <int place, class Element>
+  FUSELAB_INLINE auto chosen(Array<place, Element> array, math::Stepped<V> beyond) const {
+    using Plain = std::remove_const_t<Element>;
+    const int64_t step = stride_of<place>() + beyond.step;
+    const auto* const first = first_of<place, Plain>(array) + beyond.first;
+    if (step == 0) return computed<V, Plain>(*first - StoredLanes<V, Plain>{});
+    return computed<V, Plain>(load_lanes<V, Plain>(first, step, count_));
+  }
   template <int place, class Element>
   FUSELAB_INLINE auto chosen(Array<place, Element> array, LongIntegers<V> beyond) const {
     using Plain = std::remove_const_t<Element>;
-    const auto* from = reinterpret_cast<const Stored<Plain>*>(array.data) + offset<place>();
+    const auto* const first = first_of<place, Plain>(array);
     const int64_t stride = stride_of<place>(), step = stride + beyond[1] - beyond[0];
-    if (count_ == lanes<V> && (step == 1 || step == 2) && is_regular<V>(beyond, step - stride)) {
-      const auto* const first = from + first_ * stride + beyond[0];
-      return computed<V, Plain>(load_lanes<V, Plain>(first, step, count_));
-    }
+    if (count_ == lanes<V> && (step == 1 || step == 2) && is_regular<V>(beyond, step - stride))
+      return computed<V, Plain>(load_lanes<V, Plain>(first + beyond[0], step, count_));
     Stored<Plain> found[lanes<V>] = {};
-    for (int64_t i = 0; i < count_; ++i) found[i] = from[(first_ + i) * stride + beyond[i]];
+    for (int64_t i = 0; i < count_; ++i) found[i] = first[i * stride + beyond[i]];
     return computed<V, Plain>(load_as<StoredLanes<V, Plain>>(found));
+  }
+  // Returns these elements in the lanes where `condition` is true, and 0 in the others, for which
+  // nothing is read.
+  template <int place, class Element, class Beyond>
+  FUSELAB_INLINE auto chosen_where(Array<place, Element> array, Integers<V> condition,
+                                   Beyond beyond) const {
+    using Plain = std::remove_const_t<Element>;
+    using Found = StoredLanes<V, Plain>;
+    const auto* const first = first_of<place, Plain>(array);
+    const int64_t stride = stride_of<place>();
+    if constexpr (std::is_same_v<Beyond, math::Stepped<V>>) {
+      if (count_ == lanes<V> && !math::any(~condition)) return chosen(array, beyond);
+      const int64_t step = stride + beyond.step;
+#if defined(__AVX2__)
+      if constexpr (has_masked_tail<V, Plain> && sizeof(Plain) == 4) {
+        if (count_ < lanes<V>) condition &= first_lanes<Integers<V>>(count_);
+        if (step == 1) return load_where(first + beyond.first, condition);
+        if (math::is_small<V>(0, step)) {
+          const Integers<V> places = math::small<V>(0, step);
+          return gather_where(first + beyond.first, places, condition);
+        }
+      }
+#endif
+      Stored<Plain> found[lanes<V>] = {};
+      for (int64_t i = 0; i < count_; ++i)
+        if (condition[i]) found[i] = first[beyond.first + i * step];
+      return computed<V, Plain>(load_as<Found>(found));
+    } else {
+      Stored<Plain> found[lanes<V>] = {};
+      for (int64_t i = 0; i < count_; ++i)
+        if (condition[i]) found[i] = first[i * stride + beyond[i]];
+      return computed<V, Plain>(load_as<Found>(found));
+    }
   }
   template <class Value>
   FUSELAB_INLINE Value operator()(const PerRow<Value, Lane::row>& value) const {
     return value.strip[strip_];
   }
   template <class Value>
-  FUSELAB_INLINE Value operator()(const PerRow<Value, Lane::column>& value) const {
+  FUSELAB_INLINE auto operator()(const PerRow<Value, Lane::column>& value) const {
     if constexpr (lane == Lane::column) {
       return math::splat<Value>(value.rows[strip_]);
+    } else {
+      return value.rows;
+    }
+  }
+  // An integer that belongs to a row is the same in all of its columns.
+  FUSELAB_INLINE auto operator()(const PerRow<Counts<V>, Lane::column>& value) const {
+    if constexpr (lane == Lane::column) {
+      return math::Stepped<V>(value.rows.number[strip_]);
+    } else {
+      return value.rows.number;
+    }
+  }
+  FUSELAB_INLINE auto operator()(const PerRow<Counts<V>, Lane::row>& value) const {
+    return value.strip[strip_].number;
+  }
+  FUSELAB_INLINE auto operator()(const PerRow<math::Stepped<V>, Lane::column>& value) const {
+    if constexpr (lane == Lane::column) {
+      return math::Stepped<V>(value.rows.first + strip_ * value.rows.step);
     } else {
       return value.rows;
     }
@@ -613,7 +714,7 @@ class At {
     const StoredLanes<V, Element> elements = stored<V, Element>(value);
     if constexpr (extent == Extent::whole && (lane == Lane::column || has_squares<Element>)) {
       const bool is_aligned = reinterpret_cast<uintptr_t>(to + first_) % sizeof elements == 0;
-      if (is_aligned && run_.elements * int64_t(sizeof *to) >= bytes_to_stream) {
+      if (is_aligned && run_.template is_streamed<place, lane, Element>()) {
         store_whole<true>(to + first_, elements);
       } else {
         store_whole<false>(to + first_, elements);
@@ -650,6 +751,11 @@ class At {
   FUSELAB_INLINE int64_t offset() const {
     const int64_t steps = lane == Lane::column ? strip_ : along_;
     return run_.offsets.base[place] + steps * run_.offsets.along[place];
+  }
+  template <int place, class Plain, class Element>
+  FUSELAB_INLINE const Stored<Plain>* first_of(Array<place, Element> array) const {
+    const auto* from = reinterpret_cast<const Stored<Plain>*>(array.data) + offset<place>();
+    return from + first_ * stride_of<place>();
   }
   template <int place>
   FUSELAB_INLINE V* square_of() const {
@@ -755,7 +861,7 @@ class Rows {
   }
   template <class Body>
   void each_between(int64_t begin, int64_t end, Body body) const {
-    walk(begin, end, [body](int64_t, auto run) __attribute__((always_inline)) { run(body); });
+    walk<true>(begin, end, [body](int64_t, auto run) __attribute__((always_inline)) { run(body); });
   }
 
   // Returns body(at) for every vector of rows, without a column.
@@ -770,9 +876,28 @@ class Rows {
       return PerRow<Value, lane>{values};
     }
   }
+  // Returns the integer body(at) for every vector of rows.
+  template <class Body>
+  FUSELAB_INLINE auto integer(Body body) const {
+    return value([=](auto at) {
+      const auto number = body(at);
+      if constexpr (std::is_same_v<decltype(number), const math::Stepped<V>>) {
+        return number;
+      } else {
+        return Counts<V>{number};
+      }
+    });
+  }
   template <int place, class Element>
   auto load(Array<place, Element> array) const {
-    return value([&](auto at) { return at(array); });
+    const auto body = [=](auto at) { return at(array); };
+    constexpr bool is_real = std::is_floating_point_v<std::remove_const_t<Element>>;
+    if constexpr (is_real || is_short<std::remove_const_t<Element>> ||
+                  std::is_same_v<std::remove_const_t<Element>, bool>) {
+      return value(body);
+    } else {
+      return integer(body);
+    }
   }
   // Calls body(at) for every vector of rows, without a column.
   template <class Body>
@@ -782,8 +907,8 @@ class Rows {
 
   // Returns body(at) of every row at its column `index`, and 0 where there is no such column: what
   // the sum over a row is of values that are 0 in all other columns.
-  template <class Body>
-  auto pick(PerRow<LongIntegers<V>, lane> index, Body body) const {
+  template <class Index, class Body>
+  auto pick(PerRow<Index, lane> index, Body body) const {
     PerRow<V, lane> found;
     if constexpr (lane == Lane::row) found.strip = scratch_.template take<V>(strips_);
     V squares[lane == Lane::row ? operands * width : 1];
@@ -791,7 +916,8 @@ class Rows {
       const int64_t first = strip * width;
       Scalar<LongIntegers<V>> wanted[width];
       Real value[width] = {};
-      std::memcpy(wanted, index_of(index, strip), sizeof wanted);
+      const LongIntegers<V> of_rows = index_of(index, strip);
+      std::memcpy(wanted, &of_rows, sizeof wanted);
       for (int64_t row = 0; row < std::min(count_ - first, width); ++row) {
         const int64_t column = wanted[row];
         if (column < 0 || column >= loops_.columns) continue;
@@ -836,9 +962,17 @@ class Rows {
     return {run_, first, 0, std::min(count_ - first, width), strip, 0};
   }
 
-  static const void* index_of(const PerRow<LongIntegers<V>, lane>& index, int64_t strip) {
-    if constexpr (lane == Lane::row) return index.strip + strip;
-    if constexpr (lane == Lane::column) return &index.rows;
+  template <class Index>
+  static LongIntegers<V> index_of(const PerRow<Index, lane>& index, int64_t strip) {
+    Index found = [&] {
+      if constexpr (lane == Lane::row) return index.strip[strip];
+      if constexpr (lane == Lane::column) return index.rows;
+    }();
+    if constexpr (std::is_same_v<Index, Counts<V>>) {
+      return found.number;
+    } else {
+      return math::integers<V>(found);
+    }
   }
 
   // The place of a row, or of the strip that it is in, in a run of a single column.
@@ -871,7 +1005,7 @@ class Rows {
     std::uninitialized_default_construct_n(states, count * units_);
     in_pieces([&](int64_t piece, int64_t begin, int64_t end) {
       States* const own = states + piece * units_;
-      walk(begin, end, [body, own](int64_t unit, auto run) __attribute__((always_inline)) {
+      walk<>(begin, end, [body, own](int64_t unit, auto run) __attribute__((always_inline)) {
         Partials partials;
         run([&](auto at) __attribute__((always_inline)) {
           const Terms terms = as_tuple(body(at));
@@ -922,11 +1056,13 @@ class Rows {
   }
 
   // Calls visit(unit, run) for the rows (or strips of rows) and short runs of columns in
-  // [begin, end); run(body) calls body(at) for the vectors of one.
-  template <class Visit>
+  // [begin, end); run(body) calls body(at) for the vectors of one. In any order (a sweep that reduces
+  // nothing) strips are visited column by column, so that memory is written in one piece, unless
+  // columns are transposed on the way.
+  template <bool in_any_order = false, class Visit>
   __attribute__((noinline, flatten)) void walk(int64_t begin, int64_t end, Visit visit) const {
     // 64 vectors of a row; or a few columns, with the strips side by side in memory.
-    constexpr int64_t longest = lane == Lane::column ? 64 * width : std::max<int64_t>(8, width);
+    constexpr int64_t longest = lane == Lane::column ? 64 * width : 16;
     if (begin == end) return;  // a loop of columns may have the size 0
     const int64_t inner = loops_.column_size_2;
     auto [run_of_columns, first] = divided(begin, inner);
@@ -954,6 +1090,24 @@ class Rows {
             }
           });
         }
+      } else if (in_any_order && is_direct()) {
+        run.along_rows = true;
+        const int64_t whole = is_dense_ ? count_ / width : 0;
+        for (int64_t at = first; at < last; ++at) {
+          const int64_t kept = (before + at) * strips_ * width;
+          for (int64_t strip = 0; strip < whole; ++strip) {
+            const int64_t row = strip * width;
+            visit(strip, [&](auto body) __attribute__((always_inline)) {
+              body(Place<Extent::whole>(run, row, at, width, strip, kept + row));
+            });
+          }
+          for (int64_t strip = whole; strip < strips_; ++strip) {
+            const int64_t row = strip * width, count = std::min(count_ - row, width);
+            visit(strip, [&](auto body) __attribute__((always_inline)) {
+              body(Place<Extent::part>(run, row, at, count, strip, kept + row));
+            });
+          }
+        }
       } else {
         for (int64_t strip = 0; strip < strips_; ++strip) {
           const int64_t row = strip * width, count = std::min(count_ - row, width);
@@ -976,6 +1130,13 @@ class Rows {
         if (++middle == loops_.column_size_1) middle = 0, ++outer;
       }
     }
+  }
+
+  // Whether no operand is transposed on its way (Run::is_transposed).
+  bool is_direct() const {
+    for (int k = 0; k < operands; ++k)
+      if (run_.offsets.along[k] == 1 && run_.offsets.across[k] > 1) return false;
+    return true;
   }
 
   const Loops<operands>& loops_;

@@ -7,9 +7,9 @@ namespace kernels {
 // Computes mean, centred, is_positive, count. A thread owns rows (length) and sweeps twice over
 // their columns (width).
 template <Lane lane, class Real, class X, class Weight, class Mean, class Centred, class IsPositive,
-          class Count>
+          class Count_2>
 void row_statistics(const X* x_data, const Weight* weight_data, Mean* mean_data,
-                    Centred* centred_data, IsPositive* is_positive_data, Count* count_data,
+                    Centred* centred_data, IsPositive* is_positive_data, Count_2* count_data,
                     Loops<6> loops) {
   const int64_t columns = loops.columns;
   using V = Vector<Real>;
@@ -18,12 +18,12 @@ void row_statistics(const X* x_data, const Weight* weight_data, Mean* mean_data,
   sweep<Real, lane>(loops, [&](const auto& rows) {
     const auto [mean_2, sum_1] = rows.reduce([=](auto at) {
       const auto x = at(x_array);
-      return std::tuple{Sum{x}, Sum{math::integer_of_mask<V>(x > Real(0))}};
+      return std::tuple{Sum{x}, Count{x > Real(0)}};
     });
     rows.once([=](auto at) {
       const auto mean = at(mean_2) / Real(columns);
       at.store(mean_array, mean);
-      at.store(count_array, at(sum_1));
+      at.store(count_array, math::integers<V>(at(sum_1)));
     });
     const auto mean = rows.value([=](auto at) { return at(mean_2) / Real(columns); });
     rows.each([=](auto at) {

@@ -1,0 +1,36 @@
+"""Tell the C++ emitter whether a value is a number or a vector, and whether it takes long."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeGuard
+
+from fuselab.ejection.functions import CPP_SLOW
+from fuselab.ejection.loops import Apply, Constant, Expression, Size
+
+_ARITHMETIC = frozenset({"add", "sub", "mul", "div", "neg", "reciprocal"})
+
+
+def takes_long(one: Expression) -> bool:
+    """Return whether a function takes longer than to load its value."""
+    if not isinstance(one, Apply) or (one.kind != "int" and one.function not in CPP_SLOW):
+        return False
+    return not (one.function == "div" and is_power_of_two(one.operands[1]))
+
+
+def is_power_of_two(one: Expression) -> TypeGuard[Constant]:
+    """Return whether a value is a power of two by whose reciprocal one may multiply instead."""
+    if not isinstance(one, Constant) or isinstance(one.value, bool) or not one.value:
+        return False
+    return (
+        math.isfinite(one.value)
+        and abs(math.frexp(one.value)[0]) == 0.5
+        and (2.0**-100 < abs(one.value) < 2.0**100)
+    )
+
+
+def is_scalar(one: Expression) -> bool:
+    """Return whether the text of a value is a number and not a vector."""
+    if isinstance(one, Apply):
+        return one.function in _ARITHMETIC and all(map(is_scalar, one.operands))
+    return isinstance(one, (Constant, Size))

@@ -1,0 +1,40 @@
+// Numbers that grow from lane to lane, compared, converted and loaded at, for
+// test_cpu_positions.py.
+
+#include "cpu_positions.h"
+
+// Stores for each pair of numbers {first, step} the four comparisons, lane by lane: as Stepped
+// numbers, then as vectors.
+template <class Real>
+void compare(const int64_t* pairs, int64_t* masks, int64_t count) {
+  using V = Vector<Real>;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t* const pair = pairs + 4 * i;
+    const math::Stepped<V> a(pair[0], pair[1]), b(pair[2], pair[3]);
+    const LongIntegers<V> one = math::integers<V>(a), other = math::integers<V>(b);
+    const Integers<V> found[] = {
+        math::less<V>(a, b),       math::at_most<V>(a, b),       math::equal<V>(a, b),
+        math::unequal<V>(a, b),    math::less<V>(one, other),    math::at_most<V>(one, other),
+        math::equal<V>(one, other), math::unequal<V>(one, other)};
+    for (int64_t k = 0; k < 8; ++k)
+      for (int64_t lane = 0; lane < lanes<V>; ++lane)
+        masks[(8 * i + k) * 16 + lane] = found[k][lane];
+  }
+}
+
+// Stores (3 a - b + 2) and its value as real numbers, lane by lane, and as a vector.
+template <class Real>
+void combine(const int64_t* pairs, int64_t* sums, Real* reals, int64_t count) {
+  using V = Vector<Real>;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t* const pair = pairs + 4 * i;
+    const math::Stepped<V> a(pair[0], pair[1]), b(pair[2], pair[3]);
+    const auto sum = a * int64_t(3) - b + int64_t(2);
+    const LongIntegers<V> whole = math::integers<V>(sum);
+    const V real = math::real_of_integer<V>(sum);
+    for (int64_t lane = 0; lane < lanes<V>; ++lane) {
+      sums[16 * i + lane] = whole[lane];
+      reals[16 * i + lane] = real[lane];
+    }
+  }
+}
