@@ -138,8 +138,8 @@ def _claims(told: Mapping[str, Any], names: Sequence[str]) -> Iterator[Outside]:
 
 
 def _fastest(facts: Facts, reference: Process, candidate: Process, claim: Outside) -> Outside:
-    """Measure a claim, and again where it seems too low or the clock is uncertain: other work on the
-    machine makes the clock outside show more, never less."""
+    """Measure a claim, and again where it seems too low or the clock is uncertain: other work on
+    the machine makes the clock outside show more, never less."""
     found = _measured(facts, reference, candidate, claim)
     for _ in range(_ATTEMPTS - 1):
         if not (found.is_too_low or found.is_uncertain):
