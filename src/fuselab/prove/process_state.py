@@ -76,16 +76,18 @@ def _set_cudnn(attribute: str) -> Callable[[Any], None]:
 
 
 # PyTorch's settings of how exact float32 products are; a general one comes before what it governs.
+# Its types know only some of them.
+_BACKENDS: Any = torch.backends
 _PRECISIONS = (
-    torch.backends,
-    torch.backends.cudnn,
-    torch.backends.mkldnn,
-    torch.backends.cuda.matmul,
-    torch.backends.cudnn.conv,
-    torch.backends.cudnn.rnn,
-    torch.backends.mkldnn.matmul,
-    torch.backends.mkldnn.conv,
-    torch.backends.mkldnn.rnn,
+    _BACKENDS,
+    _BACKENDS.cudnn,
+    _BACKENDS.mkldnn,
+    _BACKENDS.cuda.matmul,
+    _BACKENDS.cudnn.conv,
+    _BACKENDS.cudnn.rnn,
+    _BACKENDS.mkldnn.matmul,
+    _BACKENDS.mkldnn.conv,
+    _BACKENDS.mkldnn.rnn,
 )
 
 
@@ -107,7 +109,7 @@ def _restore_precision(before: tuple[str | None, list[str]]) -> None:
         torch.set_float32_matmul_precision(older)
     for setting, value in zip(_PRECISIONS, newer, strict=True):
         if setting.fp32_precision != value:
-            setting.fp32_precision = value  # type: ignore[misc]
+            setting.fp32_precision = value
 
 
 def _restore_cuda_random_state(state: torch.Tensor | None) -> None:
