@@ -206,7 +206,8 @@ class Gradient:
     """How an operator differentiates.
 
     ``save(output, *args)`` returns the tuple that the backward needs: arguments, the output, plain
-    values. For an operator with several outputs ``output`` is their tuple, and ``grad_output`` is
+    values. For an operator with several outputs ``output`` is their tuple, with what
+    ``FusedOp.residuals`` returns behind them; and ``grad_output`` is
     annotated ``Sequence[Tensor]`` and is a tuple of one tensor per output: zeros where an output
     received no gradient, or is not floating point. ``reference(needs, grad_output, *saved)``
     computes the gradient in plain differentiable PyTorch; its annotations give the raw operator its
@@ -306,6 +307,12 @@ class FusedOp:
     takes on a CPU: those tagged ``dtypes`` in every dtype, the others in the first one; those
     tagged ``row`` make the published table.
 
+    ``residuals(*args)`` defines, in plain PyTorch, what the forward keeps for the backward beside
+    arguments and outputs, such as the mean of each row. It is annotated to return a flat tuple,
+    ``tuple[Tensor]`` for one. An implementation's ``forward`` then returns its outputs and, behind
+    them, the residuals, which ``Gradient.save`` gets and users do not. A second derivative does not
+    flow through a residual, so that ``Gradient.reference`` has to compute it from the arguments.
+
     An operator with ``mutates`` overwrites those arguments and returns the first of them; its name
     ends in an underscore, as PyTorch's do. Its reference writes to nothing: it returns the new
     values of those arguments, as one tensor or a flat tuple. Such an operator has no gradient.
@@ -335,6 +342,7 @@ class FusedOp:
     contiguous: bool = False
     regime: Callable[..., str] | None = None
     cpu_cases: Sequence[Case] = ()
+    residuals: Callable[..., tuple[Tensor, ...]] | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z_][a-z0-9_]*::[a-z_][a-z0-9_]*", self.name):
@@ -364,6 +372,11 @@ class FusedOp:
             raise ContractError(
                 f"{self.name}: an operator that writes over its arguments has no gradient; give "
                 "FusedOp.gradient to the one that returns a new tensor."
+            )
+        if self.residuals is not None and self.gradient is None:
+            raise ContractError(
+                f"{self.name}: FusedOp.residuals are for a backward, and FusedOp.gradient is None; "
+                "leave them out."
             )
         # Defaults that `dataclasses.replace` copied from another operator give way to its own.
         backward = self.cost_backward
@@ -426,21 +439,58 @@ class FusedOp:
             )
         return len(kinds)
 
+    @cached_property
+    def residual_count(self) -> int:
+        """The number of tensors that ``residuals`` returns. Raises ContractError."""
+        if self.residuals is None:
+            return 0
+        returned = inspect.signature(self.residuals, eval_str=True).return_annotation
+        kinds = get_args(returned)
+        if get_origin(returned) is not tuple or any(kind is not Tensor for kind in kinds):
+            raise ContractError(
+                f"{self.name}: FusedOp.residuals is annotated to return {returned!r}; it returns a "
+                "flat tuple of tensors, such as tuple[Tensor, Tensor]."
+            )
+        return len(kinds)
+
     def outputs_of(self, returned: Any) -> tuple[Tensor, ...]:
-        """Return the tensors that a reference or a forward ``returned``. Raises ContractError if
-        it is something else than the reference's return annotation says."""
-        outputs = returned if self.output_count > 1 else (returned,)
+        """Return the tensors that a reference ``returned``. Raises ContractError if it is something
+        else than the reference's return annotation says."""
+        return self._counted(returned, self.output_count)
+
+    def returned_by_forward(self, returned: Any) -> tuple[Tensor, ...]:
+        """Return the tensors that a forward ``returned``: outputs, and residuals behind them.
+        Raises ContractError if it is something else than the reference's return annotation, and
+        that of ``residuals``, say."""
+        return self._counted(returned, self.output_count + self.residual_count)
+
+    def _counted(self, returned: Any, count: int) -> tuple[Tensor, ...]:
+        outputs = returned if count > 1 else (returned,)
         if (
             isinstance(outputs, (tuple, list))
-            and len(outputs) == self.output_count
+            and len(outputs) == count
             and all(isinstance(output, Tensor) for output in outputs)
         ):
             return tuple(outputs)
-        expected = "one tensor" if self.output_count == 1 else f"{self.output_count} tensors"
+        expected = "one tensor" if count == 1 else f"{count} tensors"
+        behind = f" with {self.residual_count} of them residuals" if self.residual_count else ""
         raise ContractError(
-            f"{self.name}: a call must return {expected}, as the reference's return annotation "
-            f"says, and returned {_described(returned)}."
+            f"{self.name}: a call must return {expected}{behind}, as the reference's return "
+            f"annotation says, and returned {_described(returned)}."
         )
+
+    def with_residuals(self, output: Any, args: Sequence[Any]) -> Any:
+        """Return what a forward returns where the reference returned ``output``: with the residuals
+        of ``args`` behind it."""
+        if self.residuals is None:
+            return output
+        return (*self.outputs_of(output), *self.residuals(*args))
+
+    def without_residuals(self, returned: Any) -> Any:
+        """Return what users get of what a forward, or the reference, ``returned``."""
+        if self.residuals is None or not isinstance(returned, (tuple, list)):
+            return returned
+        return returned[0] if self.output_count == 1 else tuple(returned[: self.output_count])
 
     def arranged(self, values: Iterable[Any]) -> tuple[Any, ...]:
         """Return ``values``, with every tensor contiguous where the operator is ``contiguous``."""
@@ -454,7 +504,7 @@ class FusedOp:
         assert self.gradient is not None
         like = on_meta(args)
         output = self._outputs_on_meta(like, "cost_backward")
-        saved = tensors_in(self.gradient.save(output, *like))
+        saved = tensors_in(self.gradient.save(self.with_residuals(output, like), *like))
         gradients = [tensor for tensor in tensors_in(args) if tensor.is_floating_point()]
         upstream = [tensor for tensor in tensors_in((output,)) if tensor.is_floating_point()]
         return Cost.of((*upstream, *saved), gradients)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,32 @@ def test_what_an_import_changes_is_a_failure(
     assert torch.get_num_threads() == threads
     (failure,) = report.groups[0].failures
     assert failure.reason == "importing it changes the number of threads"
+
+
+PRECISIONS = [
+    lambda: setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee"),
+    lambda: torch.set_float32_matmul_precision("medium"),
+    lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+    lambda: setattr(torch.backends.mkldnn.conv, "fp32_precision", "bf16"),
+]
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+@pytest.mark.parametrize("change", PRECISIONS)
+def test_a_change_of_precision_is_named_and_given_back(
+    change: Callable[[], None], is_mixed: bool
+) -> None:
+    """PyTorch's older settings cannot be read where a program also uses the newer ones."""
+    outer = ProcessState()
+    try:
+        if is_mixed:
+            torch.backends.cudnn.rnn.fp32_precision = "ieee"
+            torch.backends.cudnn.conv.fp32_precision = "tf32"
+        state = ProcessState()
+        change()
+        assert state.changed() == ["the precision of float32 products"]
+        state.restore()
+        assert state.changed() == []
+    finally:
+        outer.restore()
+    assert outer.changed() == []

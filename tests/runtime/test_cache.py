@@ -127,15 +127,17 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     with subprocess.Popen(command, env=child(), stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         taken: list[bool] = []
+        killed = threading.Event()
 
         def take() -> None:
             with cache.locked(tmp_path / "lock"):
-                taken.append(holder.poll() is not None)
+                taken.append(killed.is_set())
 
         waiter = threading.Thread(target=take)
         waiter.start()
         waiter.join(0.2)
         assert waiter.is_alive()
+        killed.set()
         holder.kill()
         holder.wait()
         waiter.join(60)

@@ -98,7 +98,7 @@ def written_beyond(
     if op.gradient is None or implementation.backward is None or upstream is None:
         return None
     saved = op.gradient.save(output, *args)
-    given = as_declared(op, outputs_in(output), upstream)
+    given = as_declared(op, outputs_in(op.without_residuals(output)), upstream)
     needs = needed(op, args)
     if implementation.supports_backward(needs, given, *saved) is not None:
         return None

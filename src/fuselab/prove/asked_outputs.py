@@ -33,10 +33,10 @@ def undeclared(held: Held, args: Sequence[Any], upstream: Sequence[Tensor] | Non
     raw = getattr(torch.ops, op.namespace)
     forward = getattr(raw, op.short_name).default
     values = (*args, held.implementation)
-    promised = _promised(forward, values)
+    promised = _promised(forward, values)[: op.output_count]
     names = [f"the {name}" for name in output_names(op)]
     for how, call in (
-        ("", lambda: forward(*values)),
+        ("", lambda: op.without_residuals(forward(*values))),
         # The second call of the public function may run a launch plan.
         ("", lambda: held(*args)),
         (" of the second call", lambda: held(*args)),
@@ -63,7 +63,7 @@ def _gradient_problem(
     assert op.gradient is not None
     output = held(*args)
     gradients = as_declared(op, outputs_in(output), upstream)
-    saved = op.gradient.save(output, *args)
+    saved = op.gradient.save(op.with_residuals(output, args), *args)
     backward = getattr(raw, f"{op.short_name}_backward").default
     values = (needed(op, args), *tensors_in((gradients,)), *saved, held.implementation)
     given, promised = backward(*values), _promised(backward, values)

@@ -50,7 +50,7 @@ def opcheck_problem(
         return None
     output = held(*args)
     gradients = as_declared(op, outputs_in(output), upstream)
-    saved = op.gradient.save(output, *args)
+    saved = op.gradient.save(op.with_residuals(output, args), *args)
     backward = getattr(namespace, f"{op.short_name}_backward")
     values = (needed(op, args), *tensors_in((gradients,)), *saved, implementation)
     problem = _opcheck(backward.default, values)

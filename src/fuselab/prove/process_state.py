@@ -71,8 +71,45 @@ def _write_environment(before: dict[str, str]) -> None:
     os.environ.update(before)
 
 
-def _set_precision(attribute: str) -> Callable[[Any], None]:
+def _set_cudnn(attribute: str) -> Callable[[Any], None]:
     return lambda value: setattr(torch.backends.cudnn, attribute, value)
+
+
+# PyTorch's settings of how exact float32 products are; a general one comes before what it governs.
+# Its types know only some of them.
+_BACKENDS: Any = torch.backends
+_PRECISIONS = (
+    _BACKENDS,
+    _BACKENDS.cudnn,
+    _BACKENDS.mkldnn,
+    _BACKENDS.cuda.matmul,
+    _BACKENDS.cudnn.conv,
+    _BACKENDS.cudnn.rnn,
+    _BACKENDS.mkldnn.matmul,
+    _BACKENDS.mkldnn.conv,
+    _BACKENDS.mkldnn.rnn,
+)
+
+
+def _matmul_precision() -> str | None:
+    """Return the older setting of products, or None where the newer ones contradict it."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
+def _precision() -> tuple[str | None, list[str]]:
+    return _matmul_precision(), [one.fp32_precision for one in _PRECISIONS]
+
+
+def _restore_precision(before: tuple[str | None, list[str]]) -> None:
+    older, newer = before
+    if older is not None:
+        torch.set_float32_matmul_precision(older)
+    for setting, value in zip(_PRECISIONS, newer, strict=True):
+        if setting.fp32_precision != value:
+            setting.fp32_precision = value
 
 
 def _restore_cuda_random_state(state: torch.Tensor | None) -> None:
@@ -103,18 +140,9 @@ _STATE = (
         torch.are_deterministic_algorithms_enabled,
         torch.use_deterministic_algorithms,
     ),
-    Aspect(
-        "float32 matmul precision",
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
-    ),
-    Aspect(
-        "TF32 of convolutions",
-        lambda: torch.backends.cudnn.allow_tf32,
-        _set_precision("allow_tf32"),
-    ),
-    Aspect("cuDNN's use", lambda: torch.backends.cudnn.enabled, _set_precision("enabled")),
-    Aspect("cuDNN's search", lambda: torch.backends.cudnn.benchmark, _set_precision("benchmark")),
+    Aspect("the precision of float32 products", _precision, _restore_precision),
+    Aspect("cuDNN's use", lambda: torch.backends.cudnn.enabled, _set_cudnn("enabled")),
+    Aspect("cuDNN's search", lambda: torch.backends.cudnn.benchmark, _set_cudnn("benchmark")),
     Aspect("oneDNN's use", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
     Aspect(
         "anomaly detection",

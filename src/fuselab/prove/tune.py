@@ -272,11 +272,16 @@ class _Tunable:
         assert self.work.upstream is not None
         upstream = as_declared(self.op, self.outputs, self.work.upstream)
         self.needs = tuple(needed(self.op, args))
-        self.args = (self.needs, upstream, *gradient.save(output, *args))
+        self.args = (
+            self.needs,
+            upstream,
+            *gradient.save(self.op.with_residuals(output, args), *args),
+        )
 
     def _calls(self, config: Config) -> Calls:
         def forward(*args: Any) -> Any:
-            return self._forced(config, self.implementation.forward, args)
+            returned = self._forced(config, self.implementation.forward, args)
+            return self.op.without_residuals(returned)
 
         def backward() -> tuple[Tensor | None, ...]:
             assert self.implementation.backward is not None

@@ -91,7 +91,7 @@ class Forward(_Call):
             if parameter in op.tensor_parameters
             for value in (given if isinstance(given, (list, tuple)) else (given,))
         )
-        saved = op.gradient.save(output, *args)
+        saved = op.gradient.save(op.with_residuals(output, args), *args)
         upstream = tuple(map(torch.empty_like, op.outputs_of(output)))
         grad_output = upstream[0] if len(upstream) == 1 else upstream
         self._implementation.backward(needs, *op.arranged([grad_output, *saved]))

@@ -70,10 +70,11 @@ def reduced_precision_allowed(device: str) -> FusedOp:
 
 @caught_by("global state")
 def tf32_in_convolutions(device: str) -> FusedOp:
-    wanted = not torch.backends.cudnn.allow_tf32
+    convolutions = torch.backends.cudnn.conv
+    wanted = "tf32" if convolutions.fp32_precision == "ieee" else "ieee"
 
     def toggle() -> None:
-        torch.backends.cudnn.allow_tf32 = wanted
+        convolutions.fp32_precision = wanted
 
     return changing("tf32_in_convolutions", device, toggle)
 

@@ -248,7 +248,7 @@ def _backward_arguments(
     assert op.gradient is not None
     with gpu.fake:
         saved = op.gradient.save(output, *args)
-        upstream = tuple(map(torch.empty_like, op.outputs_of(output)))
+        upstream = tuple(map(torch.empty_like, op.outputs_of(op.without_residuals(output))))
     grad_output = upstream[0] if len(upstream) == 1 else upstream
     tensors = [
         value

@@ -151,7 +151,7 @@ def _of_operator(session: Session) -> Run:
     if on_cpu.backward is None or op.gradient is None:
         raise TargetError(f"{op.name} has no backward in {name}.")
     output = op.reference(*args)
-    saved = op.gradient.save(output, *args)
+    saved = op.gradient.save(op.with_residuals(output, args), *args)
     upstream = tuple(torch.ones_like(each) for each in op.outputs_of(output))
     grad_output = upstream[0] if len(upstream) == 1 else upstream
     tensors = [value for value in args if isinstance(value, Tensor)]

@@ -121,9 +121,11 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
             saved = gradient.save(output, *nested(flat, ctx.lengths))
             values, ctx.saved_lengths = flat_of(saved, registration.saved_sequences)
             _save(ctx, values)
-            if registration.output_count > 1:
-                whole = [value for value in output if not value.is_floating_point()]
-                ctx.mark_non_differentiable(*whole)
+            if registration.returned_count > 1:
+                outputs = output[: registration.output_count]
+                whole = [value for value in outputs if not value.is_floating_point()]
+                residuals = output[registration.output_count :]
+                ctx.mark_non_differentiable(*whole, *residuals)
 
         @staticmethod
         def past_plan(name: str, arguments: tuple[Any, ...]) -> Any:
@@ -139,7 +141,9 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
             saved = nested(_saved(ctx), ctx.saved_lengths)
             places = _flat_places(registration, ctx.lengths)
             needs = tuple(ctx.needs_input_grad[place] for place in places)
-            grad = upstream[0] if len(upstream) == 1 else upstream
+            # Behind the outputs' upstream gradients are those of the residuals, which have none.
+            count = registration.output_count
+            grad = upstream[0] if count == 1 else upstream[:count]
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 flat, lengths = flat_of((grad, *saved), registration.backward_sequences)
                 grads = Backward.apply(ctx.implementation, needs, lengths, *flat)

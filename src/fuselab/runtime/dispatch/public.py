@@ -32,6 +32,7 @@ def public_function(registration: Registration) -> Callable[..., Any]:
     arity = len(names)
     short = registration.op.short_name
     forward_id = registration.forward_id
+    has_residuals = registration.op.residual_count > 0
 
     def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         if len(args) > arity:
@@ -54,7 +55,7 @@ def public_function(registration: Registration) -> Callable[..., Any]:
         if not torch.compiler.is_compiling():
             held = launch_plans.lookup(forward_id, implementation, args)
             if held is not None:
-                return held
+                return registration.op.without_residuals(held) if has_residuals else held
         return _call(registration, args, implementation)
 
     def public_in_place(*args: Any, implementation: str = "auto", **kwargs: Any) -> Any:
@@ -158,9 +159,9 @@ def _call(registration: Registration, args: tuple[Any, ...], implementation: str
             )
         if not compiling and choice.is_final:
             launch_plans.keep_differentiable(registration.forward_id, implementation, args)
-        return registration.differentiable(*args, implementation)
+        return op.without_residuals(registration.differentiable(*args, implementation))
     if not compiling and op.gradient is not None and torch._C._are_functorch_transforms_active():
         # A tensor of torch.func.vmap does not tell that it wraps one of torch.func.grad, and when
         # the batching rule finds out it is too late to apply an autograd.Function.
-        return registration.differentiable(*args, implementation)
-    return registration.raw_forward(scalar_tensors, *args, implementation)
+        return op.without_residuals(registration.differentiable(*args, implementation))
+    return op.without_residuals(registration.raw_forward(scalar_tensors, *args, implementation))

@@ -45,6 +45,7 @@ class Registration:
         self.tensor_positions = _positions(self.is_tensor)
         self.sequence_positions = _positions(self.is_sequence)
         self.output_count = op.output_count
+        self.returned_count = op.output_count + op.residual_count
         self.saved_sequences = _positions(kind == "Tensor[]" for _, kind in backward_parameters[2:])
         # Of (grad_output, *saved).
         self.backward_sequences = _positions(
@@ -60,7 +61,7 @@ class Registration:
         self.raw_forward = RawOperator(
             op.name,
             forward_parameters,
-            "()" if op.mutates else _result_type(self.output_count),
+            "()" if op.mutates else _result_type(self.returned_count),
             self._forward,
             self._fake_forward,
             None if op.gradient is None else self.differentiable,
@@ -88,7 +89,7 @@ class Registration:
 
     def differentiable(self, *args: Any) -> Any:
         """Call the operator as a step that autograd records; ``args`` end with the
-        implementation."""
+        implementation. Return the residuals too."""
         *values, implementation = args
         self.refuse_frozen(values)
         # From bools, because Dynamo treats ints that an object holds as dynamic.
@@ -111,7 +112,9 @@ class Registration:
         attach = None if sequences or self.output_count > 1 else autograd_node.attach()
         if attach is None:
             is_planned = launch_plans.planned(self.forward_id, implementation, args)
-            return self.differentiable(*args, implementation) if is_planned else None
+            if not is_planned:
+                return None
+            return self.op.without_residuals(self.differentiable(*args, implementation))
         output = launch_plans.lookup(self.forward_id, implementation, args, True, True)
         if output is None:
             return None
@@ -126,7 +129,8 @@ class Registration:
             name = self.function.__name__
             step = (launch_plans.lookup, self.backward_id, implementation, self.function.past_plan)
             rule = self.rules[implementation] = (name, *step)
-        return attach(output, [args[place] for place in self.tensor_positions], saved, rule)
+        tensors = [args[place] for place in self.tensor_positions]
+        return attach(self.op.without_residuals(output), tensors, saved, rule)
 
     def refuse_frozen(self, values: Sequence[Any]) -> None:
         """Raise DifferentiationError if the gradient of a frozen argument is asked for."""
@@ -140,7 +144,9 @@ class Registration:
 
     def replace(self, op: FusedOp) -> None:
         """Replace the operator registered under this name by ``op``."""
-        if (schema_of(op), op.output_count) != (self.schema, self.output_count):
+        returned_count = op.output_count + op.residual_count
+        counts = op.output_count, returned_count
+        if (schema_of(op), *counts) != (self.schema, self.output_count, self.returned_count):
             raise ContractError(
                 f"{op.name} is registered with another signature in this process; choose another "
                 "name, or start a new process."
@@ -170,21 +176,23 @@ class Registration:
                 try:
                     with rehearsal.Forward(op, chosen, arguments):
                         returned = op.implementations[chosen].forward(*op.arranged(recording.args))
-                    output = self._output(op.outputs_of(returned))
+                    output = _single_or_tuple(op.returned_by_forward(returned))
                     recording.finish(output)
                     return self._output(unlike(op.outputs_of(returned), arguments))
                 except BuildError as error:
                     fallback.note_failed_build(op.name, chosen, error)
-        return self._fresh_output(without_autocast(op.reference, arguments), arguments)
+        returned = without_autocast(self._by_reference, arguments)
+        return self._fresh_output(returned, arguments)
 
-    def _output(self, outputs: tuple[Tensor, ...]) -> Any:
-        """Return what a call returns: the output, or the tuple of several."""
-        return outputs[0] if self.output_count == 1 else outputs
+    def _by_reference(self, *arguments: Any) -> Any:
+        """Return what the raw operator returns, computed in plain PyTorch."""
+        return self.op.with_residuals(self.op.reference(*arguments), arguments)
 
     def _fresh_output(self, returned: Any, arguments: Sequence[Any]) -> Any:
-        """Return the reference's result as new tensors, laid out as the operator's are."""
-        outputs = unshared(self.op.outputs_of(returned), arguments)
-        return self._output(self.op.arranged(outputs))
+        """Return the reference's result, with residuals, as new tensors, laid out as the
+        operator's are."""
+        outputs = unshared(self.op.returned_by_forward(returned), arguments)
+        return _single_or_tuple(self.op.arranged(outputs))
 
     def _write_over(self, arguments: list[Any], name: str) -> None:
         op = self.op
@@ -235,8 +243,9 @@ class Registration:
         if self.op.mutates:
             return None
         if self.op.fake is not None:
-            return self._output(self.op.outputs_of(self.op.fake(*arguments)))
-        return self._fresh_output(self.op.reference(*arguments), arguments)
+            returned = self.op.with_residuals(self.op.fake(*arguments), arguments)
+            return _single_or_tuple(self.op.returned_by_forward(returned))
+        return self._fresh_output(self._by_reference(*arguments), arguments)
 
     # The backward, likewise. The raw operator returns empty tensors for gradients not needed.
 
@@ -252,7 +261,7 @@ class Registration:
         """Return the contract's arguments of a backward, (needs, grad_output, *saved), from those
         of the raw operator, which takes one upstream gradient per output."""
         end = 1 + self.output_count
-        upstream = self._output(tuple(values[1:end]))
+        upstream = _single_or_tuple(tuple(values[1:end]))
         return (tuple(values[0]), upstream, *with_tuples(values[end:], self.saved_sequences))
 
     def _filled(self, grads: Sequence[Tensor | None], like: Tensor) -> Any:
@@ -332,6 +341,11 @@ class Registration:
         grads = (gradient.fake or gradient.reference)(*arguments)
         grads = self.op.arranged(unshared(grads, arguments))
         return self._filled(grads, args[1])
+
+
+def _single_or_tuple(outputs: tuple[Tensor, ...]) -> Any:
+    """Return one tensor itself, and several as a tuple."""
+    return outputs[0] if len(outputs) == 1 else outputs
 
 
 def _result_type(count: int) -> str:
