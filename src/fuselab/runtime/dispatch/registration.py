@@ -176,9 +176,9 @@ class Registration:
                 try:
                     with rehearsal.Forward(op, chosen, arguments):
                         returned = op.implementations[chosen].forward(*op.arranged(recording.args))
-                    output = _single_or_tuple(op.returned_by_forward(returned))
-                    recording.finish(output)
-                    return self._output(unlike(op.outputs_of(returned), arguments))
+                    outputs = op.returned_by_forward(returned)
+                    recording.finish(_single_or_tuple(outputs))
+                    return _single_or_tuple(unlike(outputs, arguments))
                 except BuildError as error:
                     fallback.note_failed_build(op.name, chosen, error)
         returned = without_autocast(self._by_reference, arguments)
