@@ -20,7 +20,7 @@ from fuselab.fusion import fuse as fuse_module
 from fuselab.fusion import generate as generate_module
 from fuselab.fusion.chains import ChainFinder
 from fuselab.fusion.fuse import Decision, FuseResult, fuse_with_report
-from fuselab.fusion.judge import values_of
+from fuselab.fusion.judge import prove_model, values_of
 from fuselab.fusion.trace import Call, trace_forward
 from fuselab.measure.verdict import Outcome, Verdict
 
@@ -377,3 +377,25 @@ def test_one_kernel_gives_all_that_is_read_of_a_chain(faster: None) -> None:
     assert [chain for _, chain, _ in _written(result)] == ["sigmoid → mul → exp → sum"]
     for mine, theirs in zip(result.model(input), step(input), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+class Compared(nn.Module):
+    """Compares with a parameter, which has no gradient; ``factor`` attaches one all the same."""
+
+    def __init__(self, factor: float | None) -> None:
+        super().__init__()
+        self.bound = nn.Parameter(torch.full((8,), 0.25))
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = torch.where(x > self.bound, x, 0.0)
+        if self.factor is not None:
+            chosen = chosen + self.factor * (self.bound - self.bound.detach())
+        return chosen, x > self.bound
+
+
+@pytest.mark.parametrize(("factor", "problem"), [(0.0, None), (1.0, "eager has no gradient there")])
+def test_a_gradient_where_eager_has_none_is_zero(factor: float, problem: str | None) -> None:
+    x = torch.linspace(-1, 1, 32).reshape(4, 8)
+    found = prove_model(Compared(None), Compared(factor), (x,), {})
+    assert found is None if problem is None else problem in str(found)

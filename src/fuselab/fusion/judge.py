@@ -135,22 +135,25 @@ def _prove(
             torch.manual_seed(0)
             output = functional_call(module, dict(zip(state, carried, strict=True)), args, kwargs)
         results = [value for value in pytree.tree_leaves(output) if isinstance(value, Tensor)]
-        roots = [value for value in results if value.requires_grad]
+        floating = [one for one in results if one.is_floating_point() or one.is_complex()]
         if not upstream:
             generator = torch.Generator().manual_seed(1)
             upstream.extend(
-                torch.randn(root.shape, generator=generator, dtype=torch.float64).to(root.device)
-                for root in roots
+                torch.randn(one.shape, generator=generator, dtype=torch.float64).to(one.device)
+                for one in floating
             )
+        # An operator may attach a gradient, which is zero, where eager has none: of a parameter
+        # that is only compared with.
+        pairs = [
+            (one, grad.to(one.dtype))
+            for one, grad in zip(floating, upstream, strict=True)
+            if one.requires_grad
+        ]
         wanted = [value for value in values if isinstance(value, Tensor) and value.requires_grad]
-        grads: Sequence[Tensor | None] = ()
-        if roots and wanted:
-            grads = torch.autograd.grad(
-                roots,
-                wanted,
-                [grad.to(root.dtype) for grad, root in zip(upstream, roots, strict=True)],
-                allow_unused=True,
-            )
+        grads: Sequence[Tensor | None] = [None] * len(wanted)
+        if pairs and wanted:
+            roots, given_grads = zip(*pairs, strict=True)
+            grads = torch.autograd.grad(roots, wanted, given_grads, allow_unused=True)
         return [*(value.detach() for value in results), *grads]
 
     bar = Bar(functools.partial(evaluate, before), values, [])
