@@ -35,7 +35,7 @@ from fuselab.errors import EjectError
 aten = torch.ops.aten
 
 # PyTorch's own definitions of composed operators by simpler ones. Their arithmetic is what the
-# eager kernels compute; normalisations and softmax are lowered by ours, in `lower.py`.
+# eager kernels compute; group normalisation is lowered by ours, in `moments.py`.
 COMPOSED = (
     aten._fused_rms_norm,
     aten._fused_rms_norm_backward,

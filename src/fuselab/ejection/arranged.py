@@ -1,0 +1,251 @@
+"""Lower rearrangements, slices, and tensors that are put together from parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+
+from fuselab.ejection.capture import source_line
+from fuselab.ejection.loops import Constant, Index, Node, Splitter, View
+from fuselab.ejection.parts import regrouped, unexpanded
+from fuselab.ejection.steps import (
+    FxNode,
+    Sizes,
+    arguments_of,
+    expression_of,
+    inserted,
+    kind_of,
+    number_of,
+)
+from fuselab.ejection.windows import Pooling
+
+
+class Arrangements(Pooling):
+    """Views, which move no data, and cuts and joins of tensors."""
+
+    def op_expand(self, node: FxNode) -> Node:
+        source = self.known[node.args[0]]
+        return self.view(node, source, lambda index, sizes, _: unexpanded(index, sizes))
+
+    def op_unsqueeze(self, node: FxNode) -> Node:
+        source = self.known[node.args[0]]
+        dim = node.args[1] % (len(source.sizes) + 1)
+        return self.view(node, source, lambda index, *_: (*index[:dim], *index[dim + 1 :]))
+
+    def op_squeeze(self, node: FxNode) -> Node:
+        source = self.known[node.args[0]]
+        rank = len(source.sizes)
+        dims = node.args[1] if len(node.args) > 1 else range(rank)
+        dims = [dims] if isinstance(dims, int) else dims
+        gone = sorted(dim % rank for dim in dims if source.sizes[dim % rank] == 1)
+        return self.view(node, source, inserted(gone))
+
+    def op_permute(self, node: FxNode) -> Node:
+        source = self.known[node.args[0]]
+        order = [dim % len(source.sizes) for dim in node.args[1]]
+        places = [order.index(dim) for dim in range(len(order))]
+        return self.view(node, source, lambda index, *_: tuple(index[place] for place in places))
+
+    def op_transpose(self, node: FxNode) -> Node:
+        source = self.known[node.args[0]]
+        first, second = (dim % len(source.sizes) for dim in node.args[1:3])
+
+        def index_of(index: Index, *_: Any) -> Index:
+            swapped = list(index)
+            swapped[first], swapped[second] = index[second], index[first]
+            return tuple(swapped)
+
+        return self.view(node, source, index_of)
+
+    # --- parts of tensors
+
+    def op_slice(self, node: FxNode) -> Node:
+        arguments = arguments_of(node)
+        source: Node = self.known[node.args[0]]
+        dim = arguments.get("dim", 0) % len(source.sizes)
+        start, step = arguments.get("start"), arguments.get("step", 1)
+        start = self.start(node, start, source.sizes[dim])
+        return self.parts.cut(source, dim, start, self.sizes_of(node)[dim], step)
+
+    def start(self, node: FxNode, start: Any, size: sympy.Expr) -> sympy.Expr:
+        """Return where a slice begins, counted from the front."""
+        if start is None:
+            return sympy.Integer(0)
+        expression = self.exact(expression_of(number_of(start)))
+        hint = self.hint(expression)
+        if hint < 0:
+            return self.exact(size + expression)
+        return size if hint > self.hint(size) else expression
+
+    def op_select(self, node: FxNode) -> Node:
+        source: Node = self.known[node.args[0]]
+        dim = node.args[1] % len(source.sizes)
+        return self.selected(node, source, dim, self.start(node, node.args[2], source.sizes[dim]))
+
+    def selected(self, node: FxNode, source: Node, dim: int, place: sympy.Expr) -> Node:
+        part = self.parts.cut(source, dim, place, sympy.Integer(1), 1)
+        sizes = (*source.sizes[:dim], *source.sizes[dim + 1 :])
+        return self.parts.view(
+            View(source.name, sizes, source.kind, source_line(node), False, part, inserted((dim,)))
+        )
+
+    def op_unbind(self, node: FxNode) -> tuple[Node, ...]:
+        source: Node = self.known[node.args[0]]
+        dim = (node.args[1] if len(node.args) > 1 else 0) % len(source.sizes)
+        return tuple(
+            self.selected(node, source, dim, sympy.Integer(place))
+            for place in range(len(node.meta["val"]))
+        )
+
+    def op_split(self, node: FxNode) -> tuple[Node, ...]:
+        source: Node = self.known[node.args[0]]
+        dim = arguments_of(node).get("dim", 0) % len(source.sizes)
+        start: sympy.Expr = sympy.Integer(0)
+        parts = []
+        for part in node.meta["val"]:
+            size = self.exact(expression_of(part.shape[dim]))
+            parts.append(self.parts.cut(source, dim, start, size, 1))
+            start = self.exact(start + size)
+        return tuple(parts)
+
+    op_split_with_sizes = op_split
+
+    def op_cat(self, node: FxNode) -> Node:
+        sources = [self.known[one] for one in node.args[0]]
+        rank = len(node.meta["val"].shape)
+        dim = (node.args[1] if len(node.args) > 1 else 0) % max(rank, 1)
+        kind = kind_of(node.meta["val"].dtype)
+        sources = [
+            self.converted(node, one, kind) for one in sources if len(one.sizes) == rank
+        ]  # PyTorch leaves out empty tensors of one dimension
+        return self.parts.joined(self.common(node), dim, sources)
+
+    def op_stack(self, node: FxNode) -> Node:
+        dim = (node.args[1] if len(node.args) > 1 else 0) % len(node.meta["val"].shape)
+        kind = kind_of(node.meta["val"].dtype)
+        one = sympy.Integer(1)
+        sources = []
+        for each in node.args[0]:
+            source = self.converted(node, self.known[each], kind)
+            sizes = (*source.sizes[:dim], one, *source.sizes[dim:])
+            sources.append(self.parts.view(View(
+                source.name, sizes, kind, source_line(node), False, source,
+                lambda index, *_: (*index[:dim], *index[dim + 1 :]),
+            )))  # fmt: skip
+        return self.parts.joined(self.common(node), dim, sources)
+
+    def op_slice_backward(self, node: FxNode) -> Node:
+        gradient: Node = self.known[node.args[0]]
+        _, _, dim, start, _, step = node.args
+        return self.within(node, gradient, dim % len(gradient.sizes), start, step)
+
+    def op_select_backward(self, node: FxNode) -> Node:
+        gradient: Node = self.known[node.args[0]]
+        dim = node.args[2] % (len(gradient.sizes) + 1)
+        sizes = (*gradient.sizes[:dim], sympy.Integer(1), *gradient.sizes[dim:])
+        gradient = self.parts.view(View(
+            gradient.name, sizes, gradient.kind, source_line(node), False, gradient,
+            lambda index, *_: (*index[:dim], *index[dim + 1 :]),
+        ))  # fmt: skip
+        return self.within(node, gradient, dim, node.args[3], 1)
+
+    def within(
+        self, node: FxNode, part: Node, dim: int, start: Any, step: int, around: Node | None = None
+    ) -> Node:
+        """Return ``part`` as a slice of a tensor that is ``around``, or zero, elsewhere."""
+        common = self.common(node)
+        start = self.start(node, start, common["sizes"][dim])
+        around = around or self.pointwise(node, "same", (Constant(0),))
+        return self.parts.placed(common, dim, start, step, part, around)
+
+    def op_slice_scatter(self, node: FxNode) -> Node:
+        arguments = arguments_of(node)
+        around, part = self.known[node.args[0]], self.known[node.args[1]]
+        dim = arguments.get("dim", 0) % len(around.sizes)
+        return self.within(
+            node, part, dim, arguments.get("start"), arguments.get("step", 1), around
+        )
+
+    def op_select_scatter(self, node: FxNode) -> Node:
+        around, part = self.known[node.args[0]], self.known[node.args[1]]
+        dim = node.args[2] % len(around.sizes)
+        sizes = (*part.sizes[:dim], sympy.Integer(1), *part.sizes[dim:])
+        part = self.parts.view(View(
+            part.name, sizes, part.kind, source_line(node), False, part,
+            lambda index, *_: (*index[:dim], *index[dim + 1 :]),
+        ))  # fmt: skip
+        return self.within(node, part, dim, node.args[3], 1, around)
+
+    def op_constant_pad_nd(self, node: FxNode) -> Node:
+        result: Node = self.known[node.args[0]]
+        amounts = node.args[1]
+        value = self.value(node.args[2] if len(node.args) > 2 else 0)
+        rank = len(result.sizes)
+        for place in range(len(amounts) // 2):
+            dim = rank - 1 - place
+            before, behind = (
+                self.exact(expression_of(number_of(one)))
+                for one in amounts[2 * place : 2 * place + 2]
+            )
+            for amount, is_front in ((before, True), (behind, False)):
+                hint = self.hint(amount)
+                size = result.sizes[dim]
+                if hint < 0:
+                    start = -amount if is_front else sympy.Integer(0)
+                    result = self.parts.cut(result, dim, start, self.exact(size + amount), 1)
+                elif hint > 0:
+                    sizes = (*result.sizes[:dim], amount, *result.sizes[dim + 1 :])
+                    filled = self.element(node, "filled", sizes, result.kind, "same", value)
+                    whole = (
+                        *result.sizes[:dim],
+                        self.exact(size + amount),
+                        *result.sizes[dim + 1 :],
+                    )
+                    common = {**self.common(node), "sizes": whole}
+                    parts = [filled, result] if is_front else [result, filled]
+                    result = self.parts.joined(common, dim, parts)
+        return result
+
+    def op_roll(self, node: FxNode) -> Node:
+        result: Node = self.known[node.args[0]]
+        shifts, dims = node.args[1], node.args[2] if len(node.args) > 2 else []
+        if not dims:
+            return self.rolled_flat(node, result, number_of(shifts[0]))
+        for shift, dim in zip(shifts, dims, strict=True):
+            dim %= len(result.sizes)
+            size = result.sizes[dim]
+            amount = self.exact(expression_of(number_of(shift)))
+            hint, size_hint = self.hint(amount), self.hint(size)
+            if not 0 < abs(hint) < size_hint:
+                result = self.rolled(node, result, dim, number_of(shift))
+                continue
+            front = self.exact(size - amount) if hint > 0 else -amount
+            parts = [
+                self.parts.cut(result, dim, front, self.exact(size - front), 1),
+                self.parts.cut(result, dim, sympy.Integer(0), front, 1),
+            ]
+            result = self.parts.joined(self.common(node), dim, parts)
+        return result
+
+    def op_repeat(self, node: FxNode) -> Node:
+        source: Node = self.known[node.args[0]]
+        missing = len(node.args[1]) - len(source.sizes)
+
+        def index_of(index: Index, sizes: Sizes, splitter: Splitter) -> Index:
+            found = []
+            for axes, size, copies in zip(index[missing:], sizes, repeats[missing:], strict=True):
+                if size == 1 or copies == 1:
+                    found.append(() if size == 1 else axes)
+                else:
+                    found.append(splitter.regroup(axes, (copies, size))[1])
+            return tuple(found)
+
+        repeats = [self.exact(expression_of(number_of(one))) for one in node.args[1]]
+        return self.view(node, source, index_of)
+
+    def op_view(self, node: FxNode) -> Node:
+        source = self.known[node.args[0]]
+        return self.view(node, source, regrouped)
+
+    op__unsafe_view = op_reshape = op_view
