@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from fuselab.ejection.groups import ARRANGING
 from fuselab.fusion import fuse as fuse_module
 from fuselab.fusion.chains import ChainFinder
-from fuselab.fusion.fuse import Decision, FuseResult, fuse_with_report
+from fuselab.fusion.fuse import fuse_with_report
 from fuselab.fusion.generate import Generator
 from fuselab.fusion.judge import values_of
+from fuselab.fusion.result import Decision, FuseResult
 from fuselab.fusion.trace import Call, trace_forward
 from fuselab.measure.verdict import Outcome, Verdict
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 import fuselab
 from fuselab.errors import TargetError
 from fuselab.fusion import fuse as fuse_module
-from fuselab.fusion.fuse import Decision, FuseResult, fuse_with_report
+from fuselab.fusion.fuse import fuse_with_report
+from fuselab.fusion.result import Decision, FuseResult
 from fuselab.measure.verdict import Outcome, Verdict
 from fuselab.op import FusedOp, Implementation, Inputs, Rewrite
 from fuselab.ops import contract

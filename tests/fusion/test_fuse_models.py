@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fuselab.errors import DtypeError
 from fuselab.fusion import fuse as fuse_module
-from fuselab.fusion.fuse import Decision, FuseResult, fuse_with_report
+from fuselab.fusion.fuse import fuse_with_report
+from fuselab.fusion.result import Decision, FuseResult
 from fuselab.measure.verdict import Outcome, Verdict
 from fuselab.models.dlrm import SMALL, Dlrm, get_inputs
 from fuselab.nn import FusedEmbeddingCollection

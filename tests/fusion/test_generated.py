@@ -19,8 +19,9 @@ from fuselab.errors import EjectError
 from fuselab.fusion import fuse as fuse_module
 from fuselab.fusion import generate as generate_module
 from fuselab.fusion.chains import ChainFinder
-from fuselab.fusion.fuse import Decision, FuseResult, fuse_with_report
+from fuselab.fusion.fuse import fuse_with_report
 from fuselab.fusion.judge import prove_model, values_of
+from fuselab.fusion.result import Decision, FuseResult
 from fuselab.fusion.trace import Call, trace_forward
 from fuselab.measure.verdict import Outcome, Verdict
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselab.fusion.fuse import Decision, Replacement
+from fuselab.fusion.result import Decision, Replacement
 from fuselab.op import Inputs
 from fuselab.ops import contract
 from fuselab.study.operators import found_in

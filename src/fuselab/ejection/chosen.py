@@ -15,8 +15,9 @@ import sympy
 
 from fuselab.ejection.capture import source_line
 from fuselab.ejection.loops import Along, Call, Choice, Constant, Node, Size, View
-from fuselab.ejection.parts import constant_of, regrouped
+from fuselab.ejection.parts import regrouped
 from fuselab.ejection.steps import FxNode, Steps, arguments_of, number_of
+from fuselab.ejection.stored import constant_of
 
 ONE = sympy.Integer(1)
 MOST_COPIES = 8  # of an edge; more would be slower than a PyTorch call

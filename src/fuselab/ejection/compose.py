@@ -15,7 +15,8 @@ from fuselab.ejection.copied import FOLDER
 from fuselab.ejection.fold import formatted
 from fuselab.ejection.regions import Cut, Region, call_name, is_number
 from fuselab.ejection.returned import namedtuples_in, nodes_in, structure_text
-from fuselab.ejection.write import annotated, draw_text, example_case, package_files, test_text
+from fuselab.ejection.write import draw_text, example_case, package_files, test_text
+from fuselab.ejection.write_launchers import annotated
 from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_reference import reference_text
 from fuselab.ejection.write_standalone import operator_files, page_section, with_runtime

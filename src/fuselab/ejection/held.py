@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import sympy
 
 from fuselab.ejection.loops import Node, Pieces, Regrouped, Window
-from fuselab.ejection.parts import constant_of, leaves, paths
 from fuselab.ejection.plan import Sizes
+from fuselab.ejection.stored import constant_of, leaves, paths
 
 
 class Held:

@@ -46,7 +46,8 @@ from fuselab.ejection.loops import (
     position,
     walk,
 )
-from fuselab.ejection.parts import constant_of, leaves, memory_of, unexpanded
+from fuselab.ejection.parts import unexpanded
+from fuselab.ejection.stored import constant_of, leaves, memory_of
 from fuselab.errors import EjectError
 
 

@@ -23,11 +23,11 @@ from fuselab.ejection.hand_over import with_handed_over
 from fuselab.ejection.kernels import Kernel, in_order, schedule, without_floors
 from fuselab.ejection.loops import Call, Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
-from fuselab.ejection.parts import behind_calls, leaves
 from fuselab.ejection.plan import KernelPlan, Namer, Sizes, kernel_name, planned
 from fuselab.ejection.returned import Returned
 from fuselab.ejection.roundings import coarsest_rounding
 from fuselab.ejection.row_sums import SummingKernel, with_row_sums
+from fuselab.ejection.stored import behind_calls, leaves
 from fuselab.errors import EjectError
 from fuselab.op import dtype_name
 

@@ -9,18 +9,16 @@ whole. The zeros around the gradient of a slice are such a part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import sympy
-import torch
 
 from fuselab.ejection.exact_sizes import exact_divisions, exact_size
 from fuselab.ejection.loops import (
     Along,
     Axis,
-    Call,
     Choice,
     Constant,
     Index,
@@ -36,8 +34,8 @@ from fuselab.ejection.loops import (
     Splitter,
     View,
     Window,
-    operands_of,
 )
+from fuselab.ejection.stored import constant_of, folded
 
 ZERO, ONE = sympy.Integer(0), sympy.Integer(1)
 MOST_PARTS = 32  # kernels for more would be slower than one that copies
@@ -377,7 +375,7 @@ class Parts:
     def pointwise(self, node: Pointwise) -> Node:
         """Return the function part by part, if an operand is put together, and a number where all
         operands are the same number everywhere."""
-        number = _folded(node)
+        number = folded(node)
         if number is not None:
             return replace(node, function="same", operands=(number,))
         rank = len(node.sizes)
@@ -500,64 +498,6 @@ def _own(value: Node) -> Node:
     return replace(value, parts=parts)
 
 
-# --- what is stored ------------------------------------------------------------------------------
-
-
-def memory_of(tensor: Node) -> Node:
-    """Return the node whose memory a loaded tensor is in."""
-    while isinstance(tensor, (Window, Regrouped)):
-        tensor = tensor.source
-    return tensor
-
-
-def behind_calls(tensor: Node) -> Iterator[Node]:
-    """Yield the tensor in memory that ``tensor`` is or lies in; for a PyTorch call's result, first
-    those that it is computed from, and so on."""
-    memory = memory_of(tensor)
-    if isinstance(memory, Call):
-        for operand in operands_of(memory):
-            yield from behind_calls(operand)
-    yield memory
-
-
-def leaves(node: Node) -> tuple[Node, ...]:
-    """Return what is stored one by one where ``node`` is stored: its parts, or itself."""
-    if isinstance(node, Pieces):
-        return tuple(leaf for one in node.parts for leaf in leaves(one))
-    if isinstance(node, Piece) and isinstance(node.value, Pieces):
-        return leaves(node.value)
-    return (node,)
-
-
-def paths(node: Pieces) -> dict[Node, tuple[tuple[int, Piece], ...]]:
-    """Return for each leaf the parts that lead to it, each with the dimension that it is cut along,
-    the outermost first."""
-    found: dict[Node, tuple[tuple[int, Piece], ...]] = {}
-    for one in node.parts:
-        step = ((node.dim, one),)
-        if isinstance(one.value, Pieces):
-            found |= {leaf: (*step, *path) for leaf, path in paths(one.value).items()}
-        else:
-            found[one] = step
-    return found
-
-
-def constant_of(node: Node) -> Constant | None:
-    """Return the number that all elements of a node are; None where they are computed."""
-    if isinstance(node, Piece):
-        return constant_of(node.value)
-    if isinstance(node, View):
-        return constant_of(node.source)
-    if isinstance(node, Pointwise) and node.function == "same":
-        (operand,) = node.operands
-        return (
-            operand
-            if isinstance(operand, Constant)
-            else (constant_of(operand) if isinstance(operand, Node) else None)
-        )
-    return None
-
-
 def _with(sizes: Sequence[sympy.Expr], dim: int, length: sympy.Expr) -> tuple[sympy.Expr, ...]:
     return (*sizes[:dim], length, *sizes[dim + 1 :])
 
@@ -584,40 +524,6 @@ def regrouped(index: Index, sizes: Sequence[sympy.Expr], splitter: Splitter) -> 
 
 def _number(size: sympy.Expr) -> Constant | Size:
     return Constant(int(size)) if size.is_number else Size(size)
-
-
-def _folded(node: Pointwise) -> Constant | None:
-    """Return the value of a function of numbers, computed in float64."""
-    if node.function == "same" or not node.operands:
-        return None
-    found = [constant_of(one) if isinstance(one, Node) else one for one in node.operands]
-    numbers = [one for one in found if isinstance(one, Constant)]
-    if len(numbers) < len(found):
-        return None
-    if node.function.startswith("to_"):
-        (number,) = numbers
-        return Constant({"float": float, "int": int, "bool": bool}[node.kind](number.value))
-    function = getattr(torch, _TORCH_NAMES.get(node.function, node.function), None)
-    if function is None:
-        return None
-    held = [
-        torch.tensor(one.value, dtype=torch.float64 if isinstance(one.value, float) else None)
-        for one in numbers
-    ]
-    return Constant(function(*held).item())
-
-
-# PyTorch's names of scalar functions that have another one.
-_TORCH_NAMES = {
-    "and": "bitwise_and",
-    "not": "logical_not",
-    "or": "bitwise_or",
-    "xor": "bitwise_xor",
-    "invert": "bitwise_not",
-    "intdiv": "floor_divide",
-    "shl": "bitwise_left_shift",
-    "shr": "bitwise_right_shift",
-}
 
 
 def _is_zero(value: Any) -> bool:

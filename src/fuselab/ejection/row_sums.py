@@ -27,7 +27,7 @@ from fuselab.ejection.loops import (
     children,
     walk,
 )
-from fuselab.ejection.parts import behind_calls
+from fuselab.ejection.stored import behind_calls
 
 
 @dataclass(frozen=True)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import re
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import sympy
 from torch import Tensor, nn
 
 from fuselab.ejection import emit_cpp, emit_cuda, emit_triton
 from fuselab.ejection.fold import formatted
-from fuselab.ejection.held import Held
-from fuselab.ejection.loops import Call, Node
 from fuselab.ejection.package import UNORDERED, Package
-from fuselab.ejection.parts import behind_calls
-from fuselab.ejection.plan import KernelPlan
-from fuselab.ejection.steps import expression_of
 from fuselab.ejection.write_cases import smaller_shapes
-from fuselab.ejection.write_gradient import gradient_text, unpacked_upstream, upstream_type
+from fuselab.ejection.write_gradient import gradient_text
 from fuselab.ejection.write_init import init_text
+from fuselab.ejection.write_launchers import (
+    DEVICES,
+    LANGUAGES,
+    launcher_parts,
+    patterns,
+    triton_names,
+)
 from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_page import page_text
-from fuselab.ejection.write_reference import outputs_type, reference_text
+from fuselab.ejection.write_reference import reference_text
 
 if TYPE_CHECKING:
     from fuselab.ejection.regions import Cut
@@ -80,40 +79,12 @@ def test_{name}() -> None:
 '''
 
 
-def annotated(names: Sequence[str]) -> str:
-    """Return parameters of a function, all of them tensors."""
-    return ", ".join(f"{name}: Tensor" for name in names)
-
-
-# --- the declaration and the launchers ------------------------------------------------------------
-
-
 def _op(package: Package) -> str:
     parts = [_imports(package, bool(package.backward)), *launcher_parts(package, LANGUAGES)]
     parts += [text for text in (draw_text(package), autocast_text(package)) if text]
     parts += [example_case(package), declaration_text(package, LANGUAGES)]
     head = f'"""The contract of ``ejected::{package.name}``, and its launchers."""\n\n'
     return head + "\n\n".join(parts)
-
-
-def launcher_parts(package: Package, languages: Sequence[str]) -> list[str]:
-    """Return the texts of the launchers, of what the backward saves, of the gradients' shapes, and
-    of ``supports``."""
-    has_gradient = bool(package.backward)
-    parts = [
-        _forward(package),
-        *dict.fromkeys(_backwards(package, languages).values()),
-        _launchers(package, has_gradient, languages),
-    ]
-    if has_gradient:
-        saved = ", ".join(package.saved)
-        parts.append(
-            f"def save(output: {outputs_type(len(package.output_names))}, "
-            f"{annotated(package.parameters)}) -> tuple[Tensor, ...]:\n"
-            f"    return ({saved}{',' if len(package.saved) == 1 else ''})\n"
-        )
-        parts.append(_fake_gradient(package))
-    return [*parts, _supports(package)]
 
 
 def _imports(package: Package, has_gradient: bool) -> str:
@@ -158,223 +129,6 @@ def _imports(package: Package, has_gradient: bool) -> str:
     return "\n".join(lines)
 
 
-def _forward(package: Package) -> str:
-    lines = package.sizes.statements(package.parameters)
-    lines.append(f"compute = arithmetic_dtype({', '.join(package.parameters)})")
-    if len(package.output_names) > 1:
-        outputs, called = ", ".join(package.output_names), ", ".join(package.parameters)
-        lines.append(f"{outputs} = outputs_like(reference, {called})")
-    lines += _launches(package, package.forward, package.parameters)
-    results = (package.result_name(node, package.forward) for node in package.program.outputs)
-    lines.append(f"return {', '.join(results)}")
-    return (
-        f"def _forward(sweeps: Sweeps, {annotated(package.parameters)})"
-        f" -> {outputs_type(len(package.output_names))}:\n"
-        + textwrap.indent("\n".join(lines), "    ")
-        + "\n"
-    )
-
-
-def _backwards(package: Package, languages: Sequence[str]) -> dict[str, str]:
-    """Return the text of the function that launches the backward, by language: of their own
-    for Triton and C++ if they sum over rows beside other values, or C++ stores values for later
-    kernels, and one for both if they launch the same kernels."""
-    if not package.backward:
-        return {}
-    texts = dict.fromkeys(languages, _backward(package, "_backward", package.backward))
-    summing: dict[str, Sequence[KernelPlan]] = {}
-    if any(plan.sums for plan in package.triton_backward):
-        summing["triton"] = package.triton_backward
-    if package.cpp_differs:
-        summing["cpp"] = package.cpp_backward
-    shared = {_backward(package, "_backward_summing", plans) for plans in summing.values()}
-    for name, plans in summing.items():
-        is_shared = len(shared) == 1 and any(plan.sums for plan in plans)
-        label = "_backward_summing" if is_shared else f"_backward_{name}"
-        texts[name] = _backward(package, label, plans)
-    return texts
-
-
-def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
-    lines = package.sizes.statements(package.saved)
-    upstream = [one for one in package.upstream_names if one is not None]
-    lines += unpacked_upstream(package)
-    lines.append(f"compute = arithmetic_dtype({', '.join(upstream)})")
-    lines += _launches(package, plans, [*upstream, *package.saved])
-    results: list[str] = []
-    pairs = zip(package.parameters, package.program.gradients, strict=True)
-    for place, (argument, node) in enumerate(pairs):
-        result = f"torch.zeros_like({argument})" if argument in package.unused else "None"
-        if node is not None:
-            result = package.result_name(node, plans)
-            if isinstance(node, Call):
-                result += f".to({argument}.dtype)"
-        results.append(result if result == "None" else f"{result} if needs[{place}] else None")
-    lines += ["return (", *(f"    {text}," for text in results), ")"]
-    return (
-        f"def {name}(sweeps: Sweeps, needs: Sequence[bool], "
-        f"grad_output: {upstream_type(package)}, "
-        f"{annotated(package.saved)}) -> tuple[Tensor | None, ...]:\n"
-        + textwrap.indent("\n".join(lines), "    ")
-        + "\n"
-    )
-
-
-def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str]) -> list[str]:
-    """Return the statements that allocate the kernels' results and launch them."""
-    lines: list[str] = []
-    inputs = (*package.program.inputs, *package.program.upstream)
-    held = Held(package.sizes, {one: one.name for one in inputs})
-    held.expect(package.program.results)
-    nodes = [one.node for plan in plans for one in plan.loads if one.node]
-    nodes += package.program.results
-    held.expect([one for node in nodes for one in behind_calls(node)])
-    pairs = zip(package.program.gradients, package.parameters, strict=True)
-    gradients = {node: name for node, name in reversed(list(pairs)) if name in given}
-    calls = _Calls(package, held, plans)
-    for plan in plans:
-        for operand in plan.loads:
-            lines += calls.before(operand.node)
-        read = [f'    ({held.text(one.node)}, "{one.pattern}"),' for one in plan.loads]
-        for operand in plan.stored:
-            assert operand.node is not None
-            node = held.wholes.get(operand.node, operand.node)
-            if node in held.texts:
-                continue  # another part of it was stored before
-            is_output = node in package.program.outputs
-            is_whole = node is not operand.node
-            name = package.result_name(node, plans) if is_whole or is_output else operand.name
-            if not is_output or len(package.output_names) == 1:  # else they are allocated together
-                made = _allocation(package, node, gradients.get(node), given)
-                lines.append(f"{name} = {made}")
-            if is_whole:
-                lines += held.allocated(held.wholes[operand.node], name)
-            held.texts[node] = name
-        written = [f'    ({held.text(one.node)}, "{one.pattern}"),' for one in plan.stored]
-        lines += [
-            "swept = Sweep(",
-            f"    rows={_axes(package, plan, plan.kernel.row_axes)},",
-            f"    columns={_columns(package, plan)},",
-            "    read=[",
-            *(f"    {text}" for text in read),
-            "    ],",
-            "    written=[",
-            *(f"    {text}" for text in written),
-            "    ],",
-            *(["    in_order=True,"] if plan.scans else []),
-            ")",
-        ]
-        numbers = "".join(f"{package.sizes.text(size.size)}, " for size in plan.numbers)
-        behind = f", ({numbers.rstrip()})" if numbers else ""
-        lines.append(f'sweeps.run("{plan.name}", swept, compute{behind})')
-    if plans is not package.forward:
-        for gradient in package.program.gradients:
-            lines += calls.before(gradient)
-    return lines
-
-
-class _Calls:
-    """The PyTorch calls of a launcher, each in the line before the first kernel that reads it."""
-
-    def __init__(self, package: Package, held: Held, plans: Sequence[KernelPlan]) -> None:
-        self.package = package
-        self.held = held
-        self.plans = plans
-
-    def before(self, node: Node | None) -> list[str]:
-        """Return the statements that compute ``node`` and have not been written yet, if it is
-        computed by PyTorch."""
-        lines: list[str] = []
-        for one in behind_calls(node) if node is not None else ():
-            if isinstance(one, Call) and one not in self.held.texts:
-                name = self.held.texts[one] = self.package.names[one]
-                given = [self.text(operand) for operand in one.operands]
-                lines.append(f"{name} = {one.operator.format(*given)}")
-        return lines
-
-    def text(self, operand: object) -> str:
-        if isinstance(operand, Node):
-            return self.held.text(operand)
-        if isinstance(operand, sympy.Expr):
-            return self.package.sizes.text(operand)
-        if isinstance(operand, tuple):
-            inner = ", ".join(map(self.text, operand))
-            return f"({inner}{',' if len(operand) == 1 else ''})"
-        if operand in ("float", "int", "bool"):
-            return {"float": "compute", "int": "torch.int64", "bool": "torch.bool"}[str(operand)]
-        return repr(operand)
-
-
-def _allocation(package: Package, node: Node, like: str | None, given: Sequence[str]) -> str:
-    """Return the text of a new tensor: an output, the gradient of the argument ``like``, or one
-    that later kernels read."""
-    if node in package.program.outputs:
-        return f"output_like(reference, {', '.join(package.parameters)})"
-    if like is not None:
-        return f"torch.empty_like({like})"
-    sizes = ", ".join(map(package.sizes.text, node.sizes))
-    sizes += "," if len(node.sizes) == 1 else ""
-    dtype = {"bool": "torch.bool", "int": "torch.int64"}.get(node.kind, "compute")
-    return f"torch.empty(({sizes}), dtype={dtype}, device={given[0]}.device)"
-
-
-def _columns(package: Package, plan: KernelPlan) -> str:
-    """Return the columns; one of its own where a kernel reduces only dimensions of size 1, because
-    a sweep without columns takes a loop of the rows for them."""
-    if plan.has_columns and not plan.kernel.column_axes:
-        return '{"single": 1}'
-    return _axes(package, plan, plan.kernel.column_axes)
-
-
-def _axes(package: Package, plan: KernelPlan, axes: Sequence[Any]) -> str:
-    entries = [f'"{plan.axis_names[axis]}": {package.sizes.text(axis.size)}' for axis in axes]
-    return "{" + ", ".join(entries) + "}"
-
-
-def _patterns(package: Package | Cut) -> list[tuple[str, list[str]]]:
-    """Return each argument with its dimensions: a size's name, a number, or text of a size."""
-    return [
-        (argument.name, [package.sizes.text(expression_of(size)) for size in argument.tensor.shape])
-        for argument in package.captured.arguments
-    ]
-
-
-def _supports(package: Package) -> str:
-    lines = []
-    for name, dims in _patterns(package):
-        known = re.compile(r"\w+|\w+ // \d+")
-        words = [dim.replace(" ", "") if known.fullmatch(dim) else "_" for dim in dims]
-        lines.append(f'        ({name}, "{" ".join(words)}"),')
-    if package.multiples:
-        lines.append(f"        multiples={package.multiples!r},".replace("'", '"'))
-    if package.least:
-        lines.append(f"        least={package.least!r},".replace("'", '"'))
-    if package.widest is not None:
-        lines.append(f"        widest={package.widest},")
-    body = "\n".join(["    return mismatch(", *lines, "    )"])
-    return (
-        f"def supports({annotated(package.parameters)}) -> str | None:\n"
-        '    """Return None if the kernels take these shapes, else the reason."""\n' + body + "\n"
-    )
-
-
-def _fake_gradient(package: Package) -> str:
-    saved = annotated(package.saved)
-    results = []
-    for place, (node, name) in enumerate(
-        zip(package.program.gradients, package.parameters, strict=True)
-    ):
-        has_gradient = node is not None or name in package.unused
-        text = f"torch.empty_like({name}) if needs[{place}] else None" if has_gradient else "None"
-        results.append(f"        {text},")
-    body = "\n".join(["    return (", *results, "    )"])
-    return (
-        "def fake_gradient(needs: Sequence[bool], "
-        f"grad_output: {upstream_type(package)}, "
-        f"{saved}) -> tuple[Tensor | None, ...]:\n{body}\n"
-    )
-
-
 def draw_text(package: Package | Cut) -> str:
     """Return the text of ``draw``; empty where valid values cannot be known (integers)."""
     if any(not one.tensor.is_floating_point() for one in package.captured.arguments):
@@ -386,7 +140,7 @@ def draw_text(package: Package | Cut) -> str:
         size = f"source.size(){least.get(name, '')}"
         is_factor = name in multiples and name in least
         lines.append(f"    {name} = {multiples.get(name, '')}{f'({size})' if is_factor else size}")
-    tensors = [f"        source.tensor({', '.join(dims)})," for _, dims in _patterns(package)]
+    tensors = [f"        source.tensor({', '.join(dims)})," for _, dims in patterns(package)]
     body = [
         "def _drawn(source: Draw) -> tuple[Tensor, ...]:",
         *lines,
@@ -447,85 +201,6 @@ AUTOCAST_TO_FLOAT32_ON_GPU = frozenset(
         "softplus", "sum", "tan",
     )
 )  # fmt: skip
-
-
-def _cuda(plans: Sequence[KernelPlan]) -> list[str]:
-    """Return the statements that name the CUDA kernels and those that a compile check takes."""
-    reductions = {plan.name: len(plan.reductions) for plan in plans if plan.reductions}
-    scanning = [plan.name for plan in plans if plan.scans]
-    splitting = [plan.name for plan in plans if emit_cuda.can_split(plan)]
-    lines = ["_CUDA = CudaSweeps(", '    Path(__file__).with_name("cuda_kernels.cu"),']
-    if reductions:
-        lines += ["    reductions={"]
-        lines += [f'        "{name}": {count},' for name, count in reductions.items()]
-        lines += ["    },"]
-    if splitting:
-        lines += ["    splitting=(", *(f'        "{name}",' for name in splitting), "    ),"]
-    if scanning:
-        lines += ["    scanning=(", *(f'        "{name}",' for name in scanning), "    ),"]
-    lines += [")", "CUDA_EXPRESSIONS = _CUDA.examples(", "    {"]
-    lines += [f'        "{plan.name}": "{emit_cuda.element_kinds(plan)}",' for plan in plans]
-    return [*lines, "    }", ")"]
-
-
-# The languages of a package's kernels, and the device of each.
-DEVICES = {"triton": "cuda", "cuda": "cuda", "cpp": "cpu"}
-LANGUAGES = tuple(DEVICES)
-
-
-def triton_names(package: Package) -> list[str]:
-    """Return what launchers import from ``triton_sweep``."""
-    plans = (*package.forward, *package.triton_backward)
-    reduces = any(plan.has_columns or plan.sums for plan in plans)
-    return [*(["Reducing"] if reduces else []), "TritonSweeps"]
-
-
-def _triton(package: Package) -> list[str]:
-    """Return the statements that name the Triton kernels and how they reduce."""
-    lines: list[str] = []
-    directions = {"_TRITON": package.forward, "_TRITON_BACKWARD": package.triton_backward}
-    for name, plans in directions.items():
-        if not plans:
-            continue
-        lines += [
-            f"{name} = TritonSweeps(",
-            "    triton_kernels,",
-            f'    "ejected::{package.name}",',
-        ]
-        reducing = [
-            f'        "{plan.name}": {emit_triton.reducing_text(plan)},'
-            for plan in plans
-            if plan.has_columns or plan.sums
-        ]
-        lines += ["    {", *reducing, "    },"] if reducing else ["    {},"]
-        if plans is package.triton_backward:
-            lines.append("    backward=True,")
-        held = [f'"{one}"' for one in package.held(plans)]
-        if held:
-            lines.append(f"    held=({', '.join(held)},),")
-        lines.append(")")
-    return lines
-
-
-def _launchers(package: Package, has_gradient: bool, languages: Sequence[str]) -> str:
-    lines: list[str] = []
-    texts = _backwards(package, languages)
-    functions = {name: text[4 : text.index("(")] for name, text in texts.items()}
-    for name in languages:
-        if name == "triton":
-            lines += _triton(package)
-            lines.append("forward_triton = partial(_forward, _TRITON)")
-            if has_gradient:
-                lines.append(f"backward_triton = partial({functions[name]}, _TRITON_BACKWARD)")
-            continue
-        if name == "cuda":
-            lines += _cuda([*package.forward, *package.backward])
-        else:
-            lines.append('_CPP = CppSweeps(Path(__file__).with_name("cpu_kernels.cpp"))')
-        lines.append(f"forward_{name} = partial(_forward, _{name.upper()})")
-        if has_gradient:
-            lines.append(f"backward_{name} = partial({functions[name]}, _{name.upper()})")
-    return "\n".join(lines) + "\n"
 
 
 def example_case(package: Package | Cut) -> str:

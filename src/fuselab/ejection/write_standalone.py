@@ -24,7 +24,6 @@ from fuselab.ejection.copied import (
 from fuselab.ejection.fold import formatted
 from fuselab.ejection.package import Package
 from fuselab.ejection.write import (
-    DEVICES,
     autocast_helper,
     autocast_text,
     declaration_text,
@@ -32,10 +31,9 @@ from fuselab.ejection.write import (
     example_case,
     example_values,
     kernel_files,
-    launcher_parts,
-    triton_names,
 )
 from fuselab.ejection.write_init import public_text
+from fuselab.ejection.write_launchers import DEVICES, launcher_parts, triton_names
 from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_page import page_text
 

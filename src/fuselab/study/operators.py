@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fuselab.fusion.fuse import Decision, Replacement
+from fuselab.fusion.result import Decision, Replacement
 from fuselab.inspect.user_code import plain
 from fuselab.measure.statistics import significant
 from fuselab.op import Case, FusedOp, Inputs

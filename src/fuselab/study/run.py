@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 from fuselab.device import environment
 from fuselab.ejection.folder import copy_package
-from fuselab.fusion.fuse import Decision, FuseResult, Replacement, fuse_with_report
+from fuselab.fusion.fuse import fuse_with_report
+from fuselab.fusion.result import Decision, FuseResult, Replacement
 from fuselab.inspect import targets
 from fuselab.inspect.profile import profile_target
 from fuselab.inspect.targets import Target
