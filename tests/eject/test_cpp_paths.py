@@ -42,7 +42,7 @@ def pooled(x):
     return F.max_pool2d(F.relu(x), 3, 2, 1), F.avg_pool2d(x, 3, 1, 1)
 
 
-def counted(x, keep):
+def counted_where(x, keep):
     return (x > 0).sum(-1), (keep & (x < 1)).sum((0, 1))
 
 
@@ -77,7 +77,7 @@ EXAMPLES = {
     causal: (torch.zeros(2, 9, 9),),
     summed_difference: (torch.zeros(5, 9), torch.zeros(5, 9)),
     pooled: (torch.zeros(2, 3, 9, 11),),
-    counted: (torch.zeros(2, 3, 9), torch.zeros(2, 3, 9, dtype=torch.bool)),
+    counted_where: (torch.zeros(2, 3, 9), torch.zeros(2, 3, 9, dtype=torch.bool)),
     elementary: (torch.zeros(9),),
 }
 
@@ -194,7 +194,7 @@ def test_a_count_is_exact(run, shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     for one in (x, x.transpose(0, 1)):
         keep = one > -0.5
-        for actual, expected in zip(run(counted, one, keep), counted(one, keep), strict=True):
+        for actual, expected in zip(run(counted_where, one, keep), counted_where(one, keep), strict=True):
             assert torch.equal(actual, expected)
 
 
