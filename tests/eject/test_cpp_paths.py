@@ -194,7 +194,9 @@ def test_a_count_is_exact(run, shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     for one in (x, x.transpose(0, 1)):
         keep = one > -0.5
-        for actual, expected in zip(run(counted_where, one, keep), counted_where(one, keep), strict=True):
+        for actual, expected in zip(
+            run(counted_where, one, keep), counted_where(one, keep), strict=True
+        ):
             assert torch.equal(actual, expected)
 
 

@@ -12,7 +12,7 @@ from gallery import honest
 from torch import Tensor
 
 from fuselab.errors import ArgumentError
-from fuselab.op import Inputs
+from fuselab.op import Case, Draw, FusedOp, Implementation, Inputs
 from fuselab.prove.draw import LARGE, LAYOUTS, VALUES, RecordedDraw, lay_out, make_values, shrink
 from fuselab.prove.subject import Subject
 from fuselab.runtime.signature import accepted
@@ -279,3 +279,32 @@ def test_a_large_draw_exceeds_its_number_in_one_dimension() -> None:
             draw.device, draw.dtype, replay=draw.choices, large=len(LARGE), max_numel=1 << 21
         )
         assert [again.size() for _ in range(3)] == sizes
+
+
+def test_a_size_of_two_dimensions_is_no_larger_than_a_trial_can_hold() -> None:
+    """A square of scores would have 2^34 elements where its one size exceeds 2^17."""
+
+    def draw(source: Draw) -> Inputs:
+        length = source.size()
+        return Inputs((source.tensor(length, length), source.integers(length, low=0, high=2)))
+
+    op = FusedOp(
+        name="tests::squares",
+        reference=squares,
+        implementations={"plain": Implementation("cpu", squares)},
+        cases=(Case.normal([(4, 4)], "boundary"),),
+        draw=draw,
+    )
+    subject = Subject.here(op, "plain", torch.device("cpu"), torch.float32)
+    drawn = [subject.draw("large", index, turn=index, large=True) for index in range(12)]
+    sizes = [trial.args[0].numel() for trial in drawn if trial is not None]
+    assert len(sizes) == 12 and max(sizes) == 1025 * 1025
+    for index, trial in enumerate(drawn):
+        assert trial is not None
+        again = subject.draw("large", index, replay=trial.draw.choices, large=True)
+        assert again is not None
+        torch.testing.assert_close(again.args[0], trial.args[0], rtol=0, atol=0, equal_nan=True)
+
+
+def squares(input: Tensor, ids: Tensor) -> Tensor:
+    return input * input

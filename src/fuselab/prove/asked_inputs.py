@@ -7,6 +7,7 @@ and never an implementation.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from fuselab.errors import ArgumentError, FuselabError
 from fuselab.op import FusedOp, Inputs, tensors_in
 from fuselab.prove.arguments import mapped
-from fuselab.prove.draw import RecordedDraw
+from fuselab.prove.draw import LARGE, RecordedDraw, TooLargeError
 from fuselab.prove.facts import facts_of
 from fuselab.prove.held import Held
 from fuselab.runtime import dispatch
@@ -44,16 +45,23 @@ def drawn(
     ``options`` are those of ``RecordedDraw``, ``source`` and ``names`` seed its random sources. An
     operator without ``draw`` varies the cases named in ``varied``, made from ``case_seed``.
     """
-    draw = RecordedDraw(
-        **options,
-        source=random.Random(source),
-        names=None if names is None else random.Random(names),
-    )
-    try:
+
+    def inputs_of(options: Mapping[str, Any]) -> tuple[Inputs, RecordedDraw]:
+        draw = RecordedDraw(
+            **options,
+            source=random.Random(source),
+            names=None if names is None else random.Random(names),
+        )
         if held.op.draw is not None:
-            inputs = held.op.draw(draw)
-        else:
-            inputs = _vary_a_case(held, draw, varied, case_seed)
+            return held.op.draw(draw), draw
+        return _vary_a_case(held, draw, varied, case_seed), draw
+
+    try:
+        try:
+            inputs, draw = inputs_of(options)
+        except TooLargeError:  # a size stands for two dimensions, whose product is large enough
+            most = min(options["largest_size"], math.isqrt(LARGE[-1]) + 1)
+            inputs, draw = inputs_of({**options, "largest_size": most})
     except ArgumentError:  # the reference accepts nothing that was drawn
         return None
     args = accepted(held, implementation, inputs)

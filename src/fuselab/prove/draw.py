@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fuselab.errors import ArgumentError
 from fuselab.op import dtype_name
 
 Element = TypeVar("Element")
@@ -66,6 +67,15 @@ _WIDE_EXPONENT = {torch.float16: 5, torch.bfloat16: 20, torch.float32: 20, torch
 # The largest number of "one max". Where the square of a float64 overflows on the way to a result
 # that is finite, no wider dtype shows what is right; this one's square does not.
 _LARGEST_FLOAT64 = 2.0**500
+
+
+# The most elements of a drawn tensor. The sizes' product is bounded, but an operator may use one
+# size for two dimensions.
+MOST_ELEMENTS = 1 << 24
+
+
+class TooLargeError(ArgumentError):
+    """A tensor that was drawn is too large for a trial."""
 
 
 @dataclass
@@ -233,6 +243,7 @@ class RecordedDraw:
         return self._tensor(shape, dtype, any_value=False)
 
     def _tensor(self, shape: tuple[int, ...], dtype: torch.dtype, any_value: bool) -> Tensor:
+        _refuse_too_large(shape)
         layout = self._in_turn(self.layouts)
         kind = self._in_turn(self.values)
         seed = self._seed()
@@ -257,6 +268,7 @@ class RecordedDraw:
         """
         if low >= high:
             raise ValueError(f"no integer lies in [{low}, {high})")
+        _refuse_too_large(shape)
         layout = self._in_turn(self.layouts)
         kind = ("any", "equal", "ends")[self.below(3)]
         generator = torch.Generator().manual_seed(self._seed())
@@ -285,6 +297,14 @@ class RecordedDraw:
         place = 1 + self.turn % others if mine else 0
         self.choices.append(place)
         return options[place]
+
+
+def _refuse_too_large(shape: tuple[int, ...]) -> None:
+    if math.prod(shape) > MOST_ELEMENTS:
+        raise TooLargeError(
+            f"a tensor of {'x'.join(map(str, shape))} elements is too large for a trial; let "
+            "'draw' give fewer dimensions the same size."
+        )
 
 
 def make_values(kind: str, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
