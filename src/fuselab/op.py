@@ -206,10 +206,10 @@ class Gradient:
     """How an operator differentiates.
 
     ``save(output, *args)`` returns the tuple that the backward needs: arguments, the output, plain
-    values. For an operator with several outputs ``output`` is their tuple, with what
-    ``FusedOp.residuals`` returns behind them; and ``grad_output`` is
-    annotated ``Sequence[Tensor]`` and is a tuple of one tensor per output: zeros where an output
-    received no gradient, or is not floating point. ``reference(needs, grad_output, *saved)``
+    values. ``output`` is a tuple if there are several outputs, or ``FusedOp.residuals``, which
+    stand behind the outputs. For an operator with several outputs ``grad_output`` is annotated
+    ``Sequence[Tensor]`` and is a tuple of one tensor per output: zeros where an output received no
+    gradient, or is not floating point. ``reference(needs, grad_output, *saved)``
     computes the gradient in plain differentiable PyTorch; its annotations give the raw operator its
     schema. It returns one gradient or None for every tensor argument, and its own derivative is the
     operator's second derivative. ``fake(needs, grad_output, *saved)`` returns empty tensors with

@@ -1,4 +1,4 @@
-"""What a forward keeps for its backward reaches the backward, and no user."""
+"""Residuals, which a forward returns for its backward, reach the backward and no user."""
 
 from __future__ import annotations
 
