@@ -53,7 +53,7 @@ def threads_set_to_one(device: str) -> FusedOp:
     return changing("threads_set_to_one", device, other_threads)
 
 
-@caught_by("global state")
+@caught_by("global state", cpu_only="autograd's thread of a GPU has a number of threads of its own")
 def backward_sets_threads(device: str) -> FusedOp:
     return changing_backward("backward_sets_threads", device, other_threads)
 
