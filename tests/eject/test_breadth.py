@@ -115,7 +115,9 @@ def integers(one, other):
     quotient = (
         (one - 20) // (other - 8) + (one - 20) % (other + 1) + torch.fmod(one - 20, other + 1)
     )
-    return quotient + ((one & other) ^ (one | 3)) + (one << 2) + (one >> 1)
+    is_large = (one > 20).amax(-1, keepdim=True) & (one > 1).amin(-1, keepdim=True)
+    bits = ((one & other) ^ (one | 3)) + (one << 2) + (one >> 1)
+    return quotient + bits + is_large + (one - 20).relu()
 
 
 def finite(x):

@@ -53,6 +53,22 @@ def test_the_second_derivative_of_an_empty_batch_is_zero(folder: Path) -> None:
     assert again[1].tolist() == [0.0] * 4
 
 
+def centred_rows(x, weight, scale):
+    return (x - x.mean(-1, keepdim=True)) * weight * scale
+
+
+def test_cpp_stores_what_it_sums_over_rows_without_columns(tmp_path: Path) -> None:
+    """The sum for the scale is of one part for each row; without columns each part is 0."""
+    args = (torch.ones(3, 5), torch.ones(5), torch.ones(3, 1))
+    eject(centred_rows, *args, out=tmp_path / "centred")
+    backward = load_op(str(tmp_path / "centred")).implementations["cpp"].backward
+    empty = (torch.ones(40, 0), torch.ones(0), torch.ones(40, 1))
+    dirty = torch.full((40, 1), 7.0)
+    del dirty  # the gradient's memory, if it is not written, holds 7
+    *_, grad_scale = backward((True, True, True), torch.ones(40, 0), *empty)
+    assert grad_scale.tolist() == [[0.0]] * 40
+
+
 def test_kernels_leave_the_mean_of_an_empty_group_to_the_reference(tmp_path: Path) -> None:
     """Eager's gradient of the weight is NaN there, where a sum of nothing would be 0."""
     function, args = EXAMPLES["group_norm_silu"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ from random_programs import RandomProgram, judged
 
 from fuselab.ejection.eject import eject
 from fuselab.errors import EjectError
+from fuselab.prove.draw import RecordedDraw
 from fuselab.prove.load import load_op
 from fuselab.runtime import interpreter
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("seed", [3, 7, 11])
@@ -62,6 +66,21 @@ def test_a_division_that_is_exact_in_the_example_alone(tmp_path: Path) -> None:
         x = torch.arange(float(length))
         assert every_other.supports(x) is None
         assert torch.equal(every_other.forward(x), every_other_twice(x)), length
+
+
+def every_other_of_all(x):
+    return torch.sin(x.flatten()[::2])
+
+
+def test_a_product_of_sizes_that_has_to_be_even(tmp_path: Path) -> None:
+    eject(every_other_of_all, torch.ones(6, 12), out=tmp_path / "flat")
+    op = load_op(str(tmp_path / "flat"))
+    supports = op.implementations["cpp"].supports
+    assert supports(torch.ones(3, 4)) is None
+    assert supports(torch.ones(3, 5)) == "length * width is 15, which is no multiple of 2"
+    for seed in range(8):
+        drawn = op.draw(RecordedDraw(CPU, torch.float32, source=random.Random(seed)))
+        assert supports(*drawn.args) is None
 
 
 def rounded_to_float(x, weight):

@@ -51,6 +51,12 @@ class Arithmetic(Moments):
     def op_clamp_max(self, node: FxNode) -> Node:
         return self.pointwise(node, "minimum", self.values(node.args))
 
+    def op_relu(self, node: FxNode) -> Node:
+        value: Node = self.known[node.args[0]]
+        if value.kind != "float":
+            return self.pointwise(node, "maximum", (value, Constant(0)))
+        return self.pointwise(node, "relu", (value,))
+
     def op_pow(self, node: FxNode) -> Node:
         base, exponent = self.values(node.args[:2])
         power = exponent.value if isinstance(exponent, Constant) else None

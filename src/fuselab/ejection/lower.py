@@ -78,7 +78,6 @@ _POINTWISE: dict[Any, str] = {
     aten.ne: "ne",
     aten.neg: "neg",
     aten.reciprocal: "reciprocal",
-    aten.relu: "relu",
     aten.round: "round",
     aten.rsqrt: "rsqrt",
     aten.sgn: "sign",
@@ -266,6 +265,8 @@ class _Lowering(Arithmetic):
         """Return the least position of the largest or smallest element; the first NaN's, if there
         is one."""
         source: Node = self.known[node.args[0]]
+        if source.kind == "bool":
+            source = self.converted(node, source, "int")
         arguments = arguments_of(node)
         common = {**self.common(node), "is_named": False}
         keepdim = bool(arguments.get("keepdim", False))

@@ -243,18 +243,33 @@ class Sizes:
     def multiples(
         self, sizes: Sequence[sympy.Expr], divisions: Set[tuple[sympy.Expr, sympy.Expr]]
     ) -> dict[str, int]:
-        """Return the sizes that are divided in other ``sizes``, or by ``divisions``, by name, and
-        the number that divides them."""
+        """Return what is divided in ``sizes``, or by ``divisions``, and the number that divides
+        it: a size by its name, or a sum of products of sizes as text."""
         found: dict[str, int] = {}
         for size in (*sizes, *(sympy.floor(one / by) for one, by in divisions)):
             for part in sympy.preorder_traversal(size):
                 if type(part).__name__ not in ("floor", "FloorDiv"):
                     continue
                 one, by = part.args if len(part.args) == 2 else part.args[0].as_numer_denom()
-                if one in self.names and by.is_Integer:
-                    name = self.names[one]
-                    found[name] = math.lcm(found.get(name, 1), int(by))
+                text = self._sum_of_products(one) if by.is_Integer else None
+                if text is not None:
+                    found[text] = math.lcm(found.get(text, 1), int(by))
         return found
+
+    def _sum_of_products(self, size: sympy.Expr) -> str | None:
+        """Return a size as ``runtime.signature.sum_of_products`` reads it; None where it is no
+        such sum."""
+        products = []
+        for term in sympy.Add.make_args(sympy.expand(size.subs(self.equal))):
+            number, factors = term.as_coeff_mul()
+            powers = [factor.as_base_exp() for factor in factors]
+            if not powers or not all(
+                base in self.names and power.is_Integer and power > 0 for base, power in powers
+            ):
+                return None
+            words = [self.names[base] for base, power in powers for _ in range(int(power))]
+            products.append(" * ".join([str(number)] * (number != 1) + sorted(words)))
+        return " + ".join(sorted(products))
 
     def statements(self, available: Sequence[str]) -> list[str]:
         """Return Python statements that define the sizes of the arguments that are available."""

@@ -96,16 +96,19 @@ class Steps:
 
     def reduction(self, node: FxNode, function: str) -> Node:
         common = self.common(node)
+        kind = common["kind"]
+        if kind == "bool":  # of truth values the largest and the smallest are wanted: 1 and 0
+            common["kind"] = "int"
         source = self.converted(node, self.known[node.args[0]], common["kind"])
         dims, keepdim = self.reduced_dims(node)
-        if not dims:
-            return source  # the sum of a 0-d tensor
+        if not dims:  # the sum of a 0-d tensor
+            return self.converted(node, source, kind)
         whole = Reduction(**common, function=function, source=source, dims=dims, keepdim=keepdim)
         if self.is_last(node, whole):
             whole = in_two_steps(whole, self.hint)
         whole = by_rows(whole, self.reduced)
         self.reduced.add((tuple(source.sizes), dims))
-        return self.parts.reduction(whole)
+        return self.converted(node, self.parts.reduction(whole), kind)
 
     def is_last(self, node: FxNode, whole: Reduction) -> bool:
         """Return whether no elements are computed from a reduction, and none like it goes over the

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fuselab.ejection import emit_cpp, emit_cuda, emit_triton
 from fuselab.ejection.fold import formatted
 from fuselab.ejection.package import UNORDERED, Package
-from fuselab.ejection.write_cases import smaller_shapes
+from fuselab.ejection.write_cases import factors, smaller_shapes
 from fuselab.ejection.write_gradient import gradient_text
 from fuselab.ejection.write_init import init_text
 from fuselab.ejection.write_launchers import (
@@ -133,7 +133,7 @@ def draw_text(package: Package | Cut) -> str:
     """Return the text of ``draw``; empty where valid values cannot be known (integers)."""
     if any(not one.tensor.is_floating_point() for one in package.captured.arguments):
         return ""
-    multiples = {name: f"{count} * " for name, count in package.multiples.items()}
+    multiples = {name: f"{count} * " for name, count in factors(package.multiples).items()}
     least = {name: f" + {count}" for name, count in package.least.items()}
     lines = []
     for name in package.sizes.names.values():

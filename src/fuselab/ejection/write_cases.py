@@ -9,6 +9,7 @@ import sympy
 
 from fuselab.ejection.package import Package
 from fuselab.ejection.steps import expression_of
+from fuselab.runtime.signature import sum_of_products
 
 _SMALLER = (16, 256)  # the shares of the example's elements
 _LEAST_NUMEL = 64
@@ -32,6 +33,17 @@ def smaller_shapes(package: Package) -> list[list[tuple[int, ...]]]:
     return found
 
 
+def factors(multiples: Mapping[str, int]) -> dict[str, int]:
+    """Return for some sizes, by name, a number such that ``multiples`` hold where it divides them:
+    of each product of sizes the first is taken."""
+    found: dict[str, int] = {}
+    for text, factor in multiples.items():
+        for product in text.split(" + "):
+            name = next(word for word in product.split(" * ") if word.isidentifier())
+            found[name] = math.lcm(found.get(name, 1), factor)
+    return found
+
+
 def _smaller(package: Package, share: int) -> Mapping[sympy.Symbol, int]:
     """Return sizes whose product is a share of the example's: the largest are halved first, as long
     as the kernels take them."""
@@ -40,7 +52,10 @@ def _smaller(package: Package, share: int) -> Mapping[sympy.Symbol, int]:
 
     def can_halve(symbol: sympy.Symbol) -> bool:
         name, half = package.sizes.names[symbol], sizes[symbol] // 2
-        whole = half * 2 == sizes[symbol] and half % multiples.get(name, 1) == 0
+        named = {package.sizes.names[one]: size for one, size in {**sizes, symbol: half}.items()}
+        whole = half * 2 == sizes[symbol] and all(
+            sum_of_products(text, named) % factor == 0 for text, factor in multiples.items()
+        )
         return whole and half > max(1, least.get(name, 0))
 
     while share > 1:

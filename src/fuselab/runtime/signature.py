@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,8 @@ def mismatch(
     Args:
         operands: each tensor with its dimensions: a name, which stands for one size in all
             tensors; a number; ``name//2`` for a share of such a size; ``_`` for any size.
-        multiples: names whose size has to be a multiple of a number.
+        multiples: what has to be a multiple of a number: the size of a name, or a sum of products
+            of such sizes, as ``length * width + 2 * height``.
         least: names whose size must not be below a number.
         widest: a dtype that the function computes in of its own accord; kernels do not round to it.
     """
@@ -47,9 +49,10 @@ def mismatch(
             name, _, count = word.partition("//")
             if count and size != sizes[name] // int(count):
                 return f"argument {place} has a dimension of size {size}, which is not {word}"
-    for word, factor in (multiples or {}).items():
-        if sizes[word] % factor:
-            return f"{word} is {sizes[word]}, which is no multiple of {factor}"
+    for text, factor in (multiples or {}).items():
+        size = sum_of_products(text, sizes)
+        if size % factor:
+            return f"{text} is {size}, which is no multiple of {factor}"
     for word, size in (least or {}).items():
         if sizes[word] < size:
             return f"{word} is {sizes[word]}, which is below {size}"
@@ -60,6 +63,15 @@ def mismatch(
                 f"{dtype_name(widest)} between its steps"
             )
     return None
+
+
+def sum_of_products(text: str, sizes: Mapping[str, int]) -> int:
+    """Return the value of a text such as ``length * width + 2 * height``."""
+    products = (product.split(" * ") for product in text.split(" + "))
+    return sum(
+        math.prod(int(word) if word.lstrip("-").isdigit() else sizes[word] for word in words)
+        for words in products
+    )
 
 
 def _is_finer(dtype: torch.dtype, than: torch.dtype) -> bool:

@@ -78,7 +78,8 @@ class Sweep:
             names rows only; their innermost loop becomes the columns.
         read: each tensor with its dimensions in the names of the axes. None in place of a tensor
             stands for the position along these axes. Where the layouts need more loops than a
-            kernel has, contiguous copies take the tensors' places.
+            kernel has, contiguous copies take the tensors' places; where these need too many as
+            well, copies that have an element for every place of the loops.
         written: the results, likewise; they are dense.
         in_order: whether the kernel goes over the columns in the order of the axes, as a running
             sum does; else the loop with the smallest steps is the innermost.
@@ -109,6 +110,9 @@ class Sweep:
                 (tensor if tensor is None else tensor.contiguous(), to) for tensor, to in read
             ]
             self._lay_out(rows, columns, [*copied, *written])
+        if self._is_too_deep():
+            repeated = [_repeated(tensor, to, (rows, columns)) for tensor, to in read]
+            self._lay_out(rows, columns, [*repeated, *written])
         if self._is_too_deep():
             raise ContractError(
                 f"the operands' layouts need {len(self.rows.sizes)} loops over rows and "
@@ -199,6 +203,25 @@ def _chosen(tensor: Tensor, pattern: str) -> list[tuple[int, int]]:
     return [(tensor.stride(dim), tensor.shape[dim]) for dim, text in dims if text == CHOSEN]
 
 
+def _repeated(
+    tensor: Tensor | None, pattern: str, loops: Sequence[Mapping[str, int]]
+) -> tuple[Tensor | None, str]:
+    """Return a copy of a tensor that has all axes of those loops, over rows or over columns, of
+    which it has one, and its pattern. It is read in the same order as every other copy, so that
+    its loops join theirs."""
+    sizes = {axis: size for own in loops for axis, size in own.items()}
+    dims = [[axis for axis in dim.split() if axis != "1"] for dim in _dims(pattern)]
+    own_axes = [axis for axes in dims for axis in axes]
+    if tensor is None or CHOSEN in own_axes:
+        return tensor, pattern
+    axes = [axis for own in loops if not set(own).isdisjoint(own_axes) for axis in own]
+    split = tensor.reshape([sizes[axis] for axis in own_axes])
+    ordered = split.permute([own_axes.index(axis) for axis in axes if axis in own_axes])
+    shape = [sizes[axis] if axis in own_axes else 1 for axis in axes]
+    whole = ordered.reshape(shape).expand([sizes[axis] for axis in axes])
+    return whole.contiguous(), " ".join(axes)
+
+
 def _steps(tensor: Tensor | None, pattern: str, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the stride of each axis that the tensor has."""
     dims = _dims(pattern)
@@ -235,6 +258,8 @@ def _collapsed(
     in_order: bool = False,
 ) -> Loops:
     """Return the fewest loops over ``axes``, the smallest steps innermost unless ``in_order``."""
+    if any(sizes[axis] == 0 for axis in axes):  # nothing is at any place, so that no step counts
+        return Loops((0,), ((0,),) * len(operands))
     guide = max(operands, key=lambda steps: sum(axis in steps for axis in axes), default={})
     order = [axis for axis in axes if sizes[axis] != 1]
     if not in_order:

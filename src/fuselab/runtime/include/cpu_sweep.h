@@ -1224,7 +1224,6 @@ void sweep_and_sum(const Loops<operands>& loops, std::tuple<Arrays...> results, 
   const int64_t across = lane == Lane::column ? 1 : lanes<V>;
   // Some vectors more, so that sums are not a multiple of 4096 bytes apart (Scratch::take).
   const int64_t vectors = (loops.columns * across + lanes<V> - 1) / lanes<V> + 5;
-  if (loops.columns == 0) return;
   const Blocks<Real, lane, operands> blocks(loops);
   const int64_t blocks_per_fold =
       lane == Lane::column ? std::max<int64_t>(1, 16 / blocks.rows_per_block) : 1;

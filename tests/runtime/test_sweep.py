@@ -1,0 +1,80 @@
+"""The loops of sweeping kernels: the fewest that every operand's layout allows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fuselab.errors import ContractError
+from fuselab.runtime.sweep import Sweep
+
+
+def element(swept: Sweep, operand: int, row: int, column: int) -> float:
+    """Return what a kernel reads of an operand at a row and a column."""
+    offset = 0
+    for loops, place in ((swept.rows, row), (swept.columns, column)):
+        for size, stride in zip(
+            reversed(loops.sizes), reversed(loops.strides[operand]), strict=True
+        ):
+            offset += place % size * stride
+            place //= size
+    tensor = swept.tensors[operand]
+    assert tensor is not None
+    return float(tensor.as_strided((1,), (1,), tensor.storage_offset() + offset))
+
+
+def test_contiguous_tensors_need_one_loop_over_rows_and_one_over_columns() -> None:
+    x, weight = torch.ones(2, 3, 5), torch.ones(5)
+    sizes = {"batch": 2, "length": 3}
+    swept = Sweep(sizes, {"width": 5}, [(x, "batch length width"), (weight, "width")], [])
+    assert (swept.rows.sizes, swept.columns.sizes) == ((6,), (5,))
+
+
+def test_operands_of_too_many_loops_are_repeated() -> None:
+    """The gradient of a channel's factor behind a group norm of a transposed map: what belongs to
+    a group, to a channel of it, and to a place keep the loops over columns apart."""
+    sizes = {"batch": 2, "group": 4, "channel": 3, "width": 5}
+    groups = torch.arange(8.0).reshape(2, 4, 1)
+    weight = torch.arange(12.0)
+    place = torch.arange(5.0).reshape(1, 5)
+    x = torch.arange(2 * 6 * 12 * 5.0).reshape(2, 6, 12, 5)
+    swept = Sweep(
+        {"length": 6},
+        sizes,
+        [
+            (groups, "batch group 1"),
+            (weight, "(group channel)"),
+            (place, "1 width"),
+            (x, "batch length (group channel) width"),
+        ],
+        [(torch.empty(6, 1), "length 1")],
+    )
+    assert swept.rows.sizes == (6,) and len(swept.columns.sizes) <= 3
+    for column in (0, 1, 5, 59, 61, 119):
+        batch, group, channel, width = (int(one) for one in torch.unravel_index(
+            torch.tensor(column), tuple(sizes.values())
+        ))  # fmt: skip
+        expected = [
+            float(groups[batch, group, 0]),
+            float(weight[3 * group + channel]),
+            float(width),
+            float(x[batch, 4, 3 * group + channel, width]),
+        ]
+        assert [element(swept, operand, 4, column) for operand in range(4)] == expected
+    assert swept.on_rows == (False, False, False, True, True)
+    assert swept.on_columns == (True, True, True, True, False)
+
+
+def test_nothing_is_at_any_place_of_an_empty_tensor() -> None:
+    empty = torch.ones(5, 0, 3, 2).transpose(0, 2)
+    names = ("a", "b", "c", "d")
+    sizes = dict(zip(names, empty.shape, strict=True))
+    swept = Sweep({}, sizes, [(empty, "a b c d"), (torch.ones(3, 1, 1, 2), "a 1 1 d")], [])
+    assert (swept.rows.sizes, swept.columns.sizes) == ((1,), (0,))
+
+
+def test_positions_that_keep_too_many_loops_apart_are_refused() -> None:
+    sizes = {"a": 2, "b": 3, "c": 5, "d": 7}
+    read = [(None, "a"), (None, "c"), (None, "d"), (torch.ones(2, 3, 5, 7), "a b c d")]
+    with pytest.raises(ContractError, match="4 over columns; a kernel has 4 and 3"):
+        Sweep({}, sizes, read, [])
