@@ -108,7 +108,8 @@ def scalar_functions(x, y):
 def divisions(x, y):
     by = y.detach().abs() + 0.5
     whole = torch.div(x * 9, by, rounding_mode="floor") + torch.div(x, by, rounding_mode="trunc")
-    return whole + torch.fmod(x * 7, y) + torch.remainder(x * 7, by) + torch.frac(x) * x
+    rounded = torch.round(x, decimals=1) + torch.round(y * 40, decimals=-1)
+    return whole + torch.fmod(x * 7, y) + torch.remainder(x * 7, by) + torch.frac(x) * x + rounded
 
 
 def integers(one, other):

@@ -333,6 +333,27 @@ def gradient_of_hardsigmoid(values: Sequence[Any]) -> list[Tensor]:
     return [*torch.autograd.grad(output, leaf, upstream.detach())]
 
 
+def gradient_of_elu(values: Sequence[Any]) -> list[Tensor]:
+    x, upstream = values
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        output = torch.nn.functional.elu(leaf)
+    return [*torch.autograd.grad(output, leaf, upstream.detach())]
+
+
+def test_the_gradient_of_elu_may_take_nan_for_a_positive_number() -> None:
+    """Eager gives NaN for 32 elements and the upstream gradient for the three behind them."""
+    x, upstream = torch.full((35,), math.nan), torch.ones(35)
+    bar = Bar(gradient_of_elu, [x, upstream], ["gradient"])
+    assert bar.judge([upstream])[0].problem is None
+    assert bar.judge([upstream * math.inf])[0].problem is not None
+    x[0] = -1.0
+    bar = Bar(gradient_of_elu, [x, upstream], ["gradient"])
+    wrong = upstream.clone()
+    wrong[0] = math.nan
+    assert bar.judge([wrong])[0].problem is not None
+
+
 def test_a_sixth_in_float64_is_no_error() -> None:
     x = torch.linspace(-2, 2, 8, dtype=torch.float64)
     upstream = torch.linspace(0.3, 1.7, 8, dtype=torch.float64)

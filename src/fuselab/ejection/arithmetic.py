@@ -57,6 +57,16 @@ class Arithmetic(Moments):
             return self.pointwise(node, "maximum", (value, Constant(0)))
         return self.pointwise(node, "relu", (value,))
 
+    def op_round(self, node: FxNode) -> Node:
+        """Return whole numbers, or numbers of some decimals, rounded half to even."""
+        value, decimals = self.known[node.args[0]], node.kwargs.get("decimals", 0)
+        if decimals == 0:
+            return self.pointwise(node, "round", (value,))
+        power = Constant(float(10 ** abs(decimals)))
+        there, back = ("mul", "div") if decimals > 0 else ("div", "mul")
+        scaled = self.step(node, "scaled", there, value, power)
+        return self.pointwise(node, back, (self.step(node, "rounded", "round", scaled), power))
+
     def op_pow(self, node: FxNode) -> Node:
         base, exponent = self.values(node.args[:2])
         power = exponent.value if isinstance(exponent, Constant) else None

@@ -78,7 +78,6 @@ _POINTWISE: dict[Any, str] = {
     aten.ne: "ne",
     aten.neg: "neg",
     aten.reciprocal: "reciprocal",
-    aten.round: "round",
     aten.rsqrt: "rsqrt",
     aten.sgn: "sign",
     aten.sigmoid: "sigmoid",
