@@ -271,8 +271,7 @@ def drawn_module(seed: int, training: bool) -> RandomModule:
     """Return a module, in training or in evaluation."""
     module = RandomModule(seed).train(training)
     for layer in module.layers:
-        # In training they update their statistics, or draw a mask, which no kernel of a chain does.
-        if isinstance(layer, nn.Dropout) or getattr(layer, "track_running_stats", False):
+        if isinstance(layer, nn.Dropout):  # in training it draws a mask, which no kernel does
             layer.eval()
     return module
 
@@ -331,7 +330,8 @@ def outside(module: RandomModule, result: FuseResult) -> list[str]:
             called = ast.unparse(node.func)
             name = called.rpartition(".")[2]
             is_known = name in PRODUCTS | ARRANGING or called in dropouts
-            is_left = not name.startswith("fuselab_ops") and not is_known
+            is_own = name.startswith("fuselab_ops") or name.endswith("update_statistics")
+            is_left = not is_own and not is_known
         elif isinstance(node, ast.UnaryOp):
             is_left = not isinstance(node.operand, ast.Constant)  # the dimension -1
         else:

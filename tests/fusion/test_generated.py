@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import stat
 import sys
 from pathlib import Path
@@ -187,7 +188,57 @@ def test_layers_functions_methods_and_operators_are_one_chain() -> None:
     layers = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.SiLU())
     image = torch.randn(2, 3, 4, 4)
     assert _chains(layers.eval(), image) == ["batch_norm → relu → silu"]
-    assert _chains(layers.train(), image) == ["relu → silu"]  # it updates its statistics
+    assert _chains(layers.train(), image) == ["batch_norm → relu → silu"]
+    layers[1].momentum = None  # the weight of a batch depends on how many were before
+    assert _chains(layers, image) == ["relu → silu"]
+
+
+class NormalizedTwice(nn.Module):
+    """A layer whose second call averages over what its first call has averaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.silu(self.norm(F.silu(self.norm(input))))
+
+
+def test_a_layer_that_is_called_twice_and_updates_its_statistics_ends_a_chain() -> None:
+    norm, input = NormalizedTwice(), torch.randn(4, 6)
+    assert _chains(norm.train(), input) == []
+    assert _chains(norm.eval(), input) == ["batch_norm → silu → batch_norm → silu"]
+
+
+def test_running_statistics_are_updated_by_the_chain(faster: None) -> None:
+    """They are what the original's layers make of the same batches, and ``fuse`` itself, which
+    runs the chain many times, leaves the model's own as they are."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 1),
+        nn.BatchNorm2d(8, momentum=0.3),
+        nn.ReLU(),
+        nn.InstanceNorm2d(8, affine=True, track_running_stats=True),
+        nn.SiLU(),
+    )
+    with torch.no_grad():
+        model[1].running_mean.fill_(0.25)
+    before = copy.deepcopy(model.state_dict())
+    image = torch.randn(8, 3, 12, 12)
+    result = fuse_with_report(model, image)
+    chain = "batch_norm → relu → instance_norm → silu"
+    assert _written(result) == [("", chain, Decision.KEPT)]
+    assert "proved against float64" in result.proof
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    eager = copy.deepcopy(model)
+    for _ in range(2):
+        batch = torch.randn(4, 3, 10, 10)
+        torch.testing.assert_close(result.model(batch), eager(batch), rtol=1e-4, atol=1e-4)
+    assert int(eager[1].num_batches_tracked) == int(result.model[1].num_batches_tracked) == 2
+    torch.testing.assert_close(result.model.state_dict(), eager.state_dict(), rtol=1e-4, atol=1e-5)
+    result.model.eval()
+    torch.testing.assert_close(result.model(image), eager.eval()(image), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result.model.state_dict(), eager.state_dict(), rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_in_training_ends_a_chain() -> None:
@@ -218,7 +269,7 @@ def test_results_of_a_call_with_several_are_inside_a_chain() -> None:
     assert _chains(read_outside, torch.randn(4, 8)) == ["exp → mul", "sin → cos"]
 
 
-def test_layers_of_one_function_join_a_chain_in_evaluation() -> None:
+def test_layers_of_one_function_join_a_chain() -> None:
     layers = nn.Sequential(
         nn.Conv2d(3, 8, 1),
         nn.InstanceNorm2d(8, track_running_stats=True),
@@ -231,7 +282,8 @@ def test_layers_of_one_function_join_a_chain_in_evaluation() -> None:
     image = torch.randn(2, 3, 8, 8)
     pooled = "prelu → max_pool2d → avg_pool2d → glu"
     assert _chains(layers.eval(), image) == [f"instance_norm → {pooled}"]
-    assert _chains(layers.train(), image) == ["prelu → max_pool2d", "avg_pool2d → glu"]
+    parts = ["instance_norm → prelu → max_pool2d", "avg_pool2d → glu"]
+    assert _chains(layers.train(), image) == parts
 
     def dropped(input: Tensor) -> Tensor:
         return F.normalize(F.dropout(input.exp(), 0.5, False))

@@ -42,7 +42,9 @@ class Chain:
     ``inputs`` are traced nodes, or dotted paths of parameters and buffers; the function, with
     ``parameters`` in their order, computes ``outputs``, nodes that something outside reads.
     ``text`` is its Python text under the name ``{name}``. ``frozen`` are the parameters that
-    PyTorch does not differentiate: running statistics.
+    PyTorch does not differentiate: running statistics. Those of the buffers ``updated``, given by
+    their paths, get new values, which the function returns after its outputs; the buffers
+    ``counters`` count the call.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -52,6 +54,8 @@ class Chain:
     operations: tuple[str, ...]
     text: str
     frozen: tuple[str, ...]
+    updated: tuple[str, ...] = ()
+    counters: tuple[str, ...] = ()
 
     @property
     def chain(self) -> str:
@@ -152,9 +156,23 @@ class ChainFinder:
         for node in self.traced.graph.nodes:
             if node.op == "call_module" and str(node.target) not in self.hooked:
                 form = form_of(self.traced.module.get_submodule(str(node.target)))
-                if form is not None and len(node.args) == 1 and not node.kwargs:
+                if form is None or len(node.args) != 1 or node.kwargs:
+                    continue
+                if not form.updated or self._is_called_once(node):
                     found[node] = form
         return found
+
+    def _is_called_once(self, node: fx.Node) -> bool:
+        """Return whether a layer is called in one place only, and nothing else reads its
+        tensors."""
+        layer = self.traced.module.get_submodule(str(node.target))
+        for other in self.traced.graph.nodes:
+            if other.op == "call_module" and other is not node:
+                if self.traced.module.get_submodule(str(other.target)) is layer:
+                    return False
+            elif other.op == "get_attr" and str(other.target).startswith(f"{node.target}."):
+                return False
+        return True
 
     def name_of(self, node: fx.Node) -> str:
         """Return the plain name of what a node calls, the same for a function, method or layer."""
@@ -317,6 +335,8 @@ class ChainFinder:
             names[source] = inputs[place]
 
         lines = []
+        updated: dict[str, str] = {}
+        counters: list[str] = []
         for node in nodes:
             for source in self.sources(node):
                 if source not in held and source not in names:
@@ -332,11 +352,16 @@ class ChainFinder:
                 path = f"{node.target}.{attribute}"
                 if path not in inputs:
                     inputs[path] = namer.name(attribute)
-            text = self._call_text(node, names, inputs)
+            for attribute in form.updated if form is not None else ():
+                path = f"{node.target}.{attribute}"
+                updated[path] = namer.name(f"new_{attribute}")
+                lines.append(f"    {updated[path]} = {inputs[path]}.clone()")
+            counters += [f"{node.target}.{name}" for name in (form.counters if form else ())]
+            text = self._call_text(node, names, inputs | updated)
             names[node] = namer.name(_label(self.name_of(node)))
             lines.append(f"    {names[node]} = {text}")
         outputs = [node for node in nodes if not held.issuperset(self.readers(node))]
-        result = ", ".join(names[node] for node in outputs)
+        result = ", ".join([*(names[node] for node in outputs), *updated.values()])
         given = ", ".join(inputs.values())
         return Chain(
             tuple(nodes),
@@ -350,6 +375,8 @@ class ChainFinder:
             ),
             "\n".join([f"def {{name}}({given}):", *lines, f"    return {result}", ""]),
             tuple(dict.fromkeys(self._statistics(nodes, names, inputs))),
+            tuple(updated),
+            tuple(counters),
         )
 
     def _statistics(

@@ -30,7 +30,7 @@ from fuselab.fusion.expression import (
 )
 from fuselab.fusion.layers import form_of
 from fuselab.fusion.match import Match
-from fuselab.fusion.trace import SameRanks, Traced, is_compiled
+from fuselab.fusion.trace import SameRanks, Traced, is_compiled, shadow
 from fuselab.op import FusedOp, Inputs
 from fuselab.runtime.dispatch import operator
 
@@ -208,6 +208,10 @@ class ChainRegion(Region):
         self.inputs = [place for place in chain.inputs if isinstance(place, fx.Node)]
         self.before = self._module(self._emit_before)
         self.after = self._module(self._emit_after)
+        # Whoever tries the chain must not update the model's own statistics.
+        for layer in dict.fromkeys(path.rpartition(".")[0] for path in chain.updated):
+            for module in (self.before, self.after):
+                module.set_submodule(layer, shadow(module.get_submodule(layer)))
 
     def _emit_before(self, graph: fx.Graph, known: dict[fx.Node, fx.Node]) -> Any:
         return _joined([_copied(graph, node, known) for node in self.chain.outputs])
@@ -240,9 +244,30 @@ def emit_chain(
         graph.get_attr(place) if isinstance(place, str) else known[place] for place in chain.inputs
     ]
     called = graph.call_function(function, tuple(arguments))
-    if len(chain.outputs) == 1:
+    count = len(chain.outputs)
+    if count + len(chain.updated) == 1:
         return [called]
-    return [graph.call_function(getitem, (called, place)) for place, _ in enumerate(chain.outputs)]
+    results = [
+        graph.call_function(getitem, (called, place)) for place in range(count + len(chain.updated))
+    ]
+    if chain.updated:
+        buffers, counters = (
+            tuple(graph.get_attr(path) for path in paths)
+            for paths in (chain.updated, chain.counters)
+        )
+        graph.call_function(update_statistics, (buffers, tuple(results[count:]), counters))
+    return results[:count]
+
+
+def update_statistics(
+    buffers: Sequence[Tensor], values: Sequence[Tensor], counters: Sequence[Tensor]
+) -> None:
+    """Write the new values of running statistics, and count the batch, as their layer does."""
+    with torch.no_grad():
+        for buffer, value in zip(buffers, values, strict=True):
+            buffer.copy_(value)
+        for counter in counters:
+            counter.add_(1)
 
 
 def with_chains(traced: Traced, finder: ChainFinder, kept: Mapping[Chain, FusedOp]) -> Traced:

@@ -115,10 +115,8 @@ def _prove(
     before: nn.Module, after: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> str | None:
     leaves, structure = pytree.tree_flatten((tuple(args), kwargs))
-    state: dict[str, Tensor] = dict(before.named_parameters())
-    state.update(
-        {name: value for name, value in before.named_buffers() if value.is_floating_point()}
-    )
+    buffers = dict(before.named_buffers())
+    state: dict[str, Tensor] = {**dict(before.named_parameters()), **buffers}
     values = [
         *(_leaf(leaf) for leaf in leaves),
         *(value.detach().clone().requires_grad_(value.requires_grad) for value in state.values()),
@@ -154,7 +152,9 @@ def _prove(
         if pairs and wanted:
             roots, given_grads = zip(*pairs, strict=True)
             grads = torch.autograd.grad(roots, wanted, given_grads, allow_unused=True)
-        return [*(value.detach() for value in results), *grads]
+        # Running statistics are results too.
+        updated = carried[len(carried) - len(buffers) :]
+        return [*(value.detach() for value in (*results, *updated)), *grads]
 
     bar = Bar(functools.partial(evaluate, before), values, [])
     with fallback.strict():

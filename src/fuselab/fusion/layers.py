@@ -17,12 +17,15 @@ from torch import nn
 class Form:
     """A layer's forward: the function, and its arguments beside the input.
 
-    ``tensors`` gives the layer's attribute for a parameter of the function, ``values`` a value.
+    ``tensors`` gives the layer's attribute for a parameter of the function, ``values`` a value. The
+    function writes over the tensors ``updated``, and the layer adds 1 to its ``counters``.
     """
 
     function: str
     tensors: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
+    updated: tuple[str, ...] = ()
+    counters: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -31,8 +34,8 @@ class Form:
 
 
 def form_of(layer: nn.Module) -> Form | None:
-    """Return what a layer computes now, or None if it is no single function without side
-    effects."""
+    """Return what a layer computes now, or None if it is no single function, or has effects beside
+    new running statistics."""
     if "forward" in vars(layer):
         return None
     make = _FORMS.get(type(layer))
@@ -89,17 +92,30 @@ def _batch_norm(layer: Any) -> Form | None:
     tensors = _tensors(layer, "running_mean", "running_var", "weight", "bias")
     has_statistics = "running_mean" in tensors
     if layer.training and has_statistics:
-        return None  # it updates its statistics
+        if layer.momentum is None or not layer.track_running_stats:
+            return None  # an average over all batches depends on their number, a value
+        counters = _tensors(layer, "num_batches_tracked")
+        return _updating("batch_norm", layer, tensors, "training", *counters)
     values: dict[str, Any] = {"training": not has_statistics, "eps": layer.eps}
     if not has_statistics:
         values |= {"running_mean": None, "running_var": None}
     return Form("torch.nn.functional.batch_norm", tensors, values)
 
 
+def _updating(
+    name: str, layer: Any, tensors: Mapping[str, str], training: str, *counters: str
+) -> Form:
+    """Return the form of a normalisation that updates its running statistics; ``training`` names
+    the parameter by which it is told."""
+    values = {training: True, "momentum": layer.momentum, "eps": layer.eps}
+    statistics = ("running_mean", "running_var")
+    return Form(f"torch.nn.functional.{name}", tensors, values, statistics, counters)
+
+
 def _instance_norm(layer: Any) -> Form | None:
     tensors = _tensors(layer, "running_mean", "running_var", "weight", "bias")
     if layer.training and "running_mean" in tensors:
-        return None  # it updates its statistics
+        return _updating("instance_norm", layer, tensors, "use_input_stats")
     values = {"use_input_stats": "running_mean" not in tensors, "eps": layer.eps}
     return Form("torch.nn.functional.instance_norm", tensors, values)
 
