@@ -335,7 +335,7 @@ class ChainFinder:
             names[source] = inputs[place]
 
         lines = []
-        updated: dict[str, str] = {}
+        updated: dict[fx.Node | str, str] = {}  # paths, and the names of the new values
         counters: list[str] = []
         for node in nodes:
             for source in self.sources(node):
@@ -375,7 +375,7 @@ class ChainFinder:
             ),
             "\n".join([f"def {{name}}({given}):", *lines, f"    return {result}", ""]),
             tuple(dict.fromkeys(self._statistics(nodes, names, inputs))),
-            tuple(updated),
+            tuple(map(str, updated)),
             tuple(counters),
         )
 
