@@ -9,7 +9,7 @@ import torch
 
 from fuselab.ejection.loops import Along, Constant, Node, Pointwise
 from fuselab.ejection.moments import Moments
-from fuselab.ejection.steps import FxNode, arguments_of, kind_of
+from fuselab.ejection.steps import FxNode, arguments_of, kind_of, number_of
 
 aten = torch.ops.aten
 
@@ -81,6 +81,13 @@ class Arithmetic(Moments):
             square = Pointwise(**common, function="mul", operands=(base, base))
             return self.pointwise(node, "mul", (square, base))
         return self.pointwise(node, "pow", (base, exponent))
+
+    def op_polygamma(self, node: FxNode) -> Node:
+        order, value = number_of(node.args[0]), self.known[node.args[1]]
+        function = {0: "digamma", 1: "trigamma"}.get(order)
+        if function is None:
+            self.refuse(node)
+        return self.pointwise(node, function, (value,))
 
     def op_div(self, node: FxNode) -> Node:
         rounding = node.kwargs.get("rounding_mode")

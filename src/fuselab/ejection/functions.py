@@ -20,10 +20,12 @@ TRITON: dict[str, str] = {
     "ceil": "tl.ceil({0})",
     "cos": "libdevice.cos({0})",
     "cosh": "libdevice.cosh({0})",
+    "digamma": "math.digamma({0})",
     "div": "{0} / {1}",
     "eq": "{0} == {1}",
     "erf": "math.erf({0}, ROUNDED)",
     "erfc": "libdevice.erfc({0})",
+    "erfinv": "libdevice.erfinv({0})",
     "exp": "math.exp({0}, ROUNDED)",
     "exp2": "libdevice.exp2({0})",
     "expm1": "math.expm1({0}, ROUNDED)",
@@ -37,6 +39,7 @@ TRITON: dict[str, str] = {
     "isinf": "tl.abs({0}) == float('inf')",
     "isnan": "{0} != {0}",
     "le": "{0} <= {1}",
+    "lgamma": "libdevice.lgamma({0})",
     "log": "math.log({0}, ROUNDED)",
     "log10": "libdevice.log10({0})",
     "log1p": "math.log1p({0}, ROUNDED)",
@@ -67,6 +70,7 @@ TRITON: dict[str, str] = {
     "to_bool": "{0} != 0",
     "to_float": "{0}.to(COMPUTE)",
     "to_int": "{0}.to(tl.int64)",
+    "trigamma": "math.trigamma({0})",
     "trunc": "libdevice.trunc({0})",
     "where": "tl.where({0}, {1}, {2})",
     "xor": "{0} ^ {1}",
@@ -113,10 +117,12 @@ CPP: dict[str, str] = {
     "ceil": "math::ceil({0})",
     "cos": "math::cos({0})",
     "cosh": "math::cosh({0})",
+    "digamma": "math::digamma({0})",
     "div": "{0} / {1}",
     "eq": "{0} == {1}",
     "erf": "math::erf({0})",
     "erfc": "math::erfc({0})",
+    "erfinv": "math::erfinv({0})",
     "exp": "math::exp({0})",
     "exp2": "math::exp2({0})",
     "expm1": "math::expm1({0})",
@@ -130,6 +136,7 @@ CPP: dict[str, str] = {
     "isinf": "math::abs({0}) == Real(INFINITY)",
     "isnan": "{0} != {0}",
     "le": "{0} <= {1}",
+    "lgamma": "math::lgamma({0})",
     "log": "math::log({0})",
     "log10": "math::log10({0})",
     "log1p": "math::log1p({0})",
@@ -158,6 +165,7 @@ CPP: dict[str, str] = {
     "tan": "math::tan({0})",
     "tanh": "math::tanh({0})",
     "to_bool": "{0} != 0",
+    "trigamma": "math::trigamma({0})",
     "trunc": "math::trunc({0})",
     "where": "math::where({0}, {1}, {2})",
     "xor": "{0} ^ {1}",
@@ -176,8 +184,8 @@ CPP_CASTS: dict[tuple[str, str], str] = {
 # Functions that take longer than to load a value from the cache; divisions and roots the least so.
 CPP_DIVISIONS = frozenset({"div", "reciprocal", "rsqrt", "sqrt"})
 CPP_SLOW = CPP_DIVISIONS | frozenset(
-    """acos acosh asin asinh atan atan2 atanh cos cosh erf erfc exp exp2 expm1 fmod hypot log log10
-    log1p log2 pow sigmoid sin sinh tan tanh""".split()  # noqa: SIM905
+    """acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 fmod
+    hypot lgamma log log10 log1p log2 pow sigmoid sin sinh tan tanh trigamma""".split()  # noqa: SIM905
 )
 
 # The class of ``cpu_sweep.h`` for each reduction.
@@ -198,10 +206,12 @@ CUDA: dict[str, str] = {
     "ceil": "ceil({0})",
     "cos": "cos({0})",
     "cosh": "cosh({0})",
+    "digamma": "special::digamma({0})",
     "div": "{0} / {1}",
     "eq": "{0} == {1}",
     "erf": "erf({0})",
     "erfc": "erfc({0})",
+    "erfinv": "erfinv({0})",
     "exp": "exp({0})",
     "exp2": "exp2({0})",
     "expm1": "expm1({0})",
@@ -215,6 +225,7 @@ CUDA: dict[str, str] = {
     "isinf": "fabs({0}) == infinity<Real>()",
     "isnan": "{0} != {0}",
     "le": "{0} <= {1}",
+    "lgamma": "lgamma({0})",
     "log": "log({0})",
     "log10": "log10({0})",
     "log1p": "log1p({0})",
@@ -245,6 +256,7 @@ CUDA: dict[str, str] = {
     "to_bool": "{0} != 0",
     "to_float": "Real({0})",
     "to_int": "int64_t({0})",
+    "trigamma": "special::trigamma({0})",
     "trunc": "trunc({0})",
     "where": "{0} ? {1} : {2}",
     "xor": "{0} ^ {1}",

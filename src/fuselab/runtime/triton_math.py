@@ -129,6 +129,47 @@ def tanh(x, ROUNDED: tl.constexpr):
 
 
 @triton.jit
+def digamma(x):
+    """Return the derivative of log(gamma(x)), by Stirling's series from 10 on; infinite at 0, NaN at
+    the negative integers."""
+    # tan has the period pi, so that the nearest whole number keeps float32's digits at the poles.
+    # In float64 PyTorch takes the part behind the point.
+    whole = libdevice.nearbyint(x) if x.dtype == tl.float32 else libdevice.trunc(x)
+    fraction = x - whole
+    reflected = tl.where(fraction == 0, float("nan"), -3.141592653589793)
+    result = tl.where(x < 0, reflected / libdevice.tan(fraction * 3.141592653589793), 0.0)
+    x = tl.where(x < 0, 1.0 - x, x)
+    for _ in tl.static_range(10):
+        is_low = x < 10.0
+        result = tl.where(is_low, result - 1.0 / x, result)
+        x = tl.where(is_low, x + 1.0, x)
+    square = 1.0 / (x * x)
+    series = square * 0.08333333333333333 - 0.021092796092796094
+    series = series * square + 0.007575757575757576
+    series = series * square - 0.004166666666666667
+    series = series * square + 0.003968253968253968
+    series = series * square - 0.008333333333333333
+    series = series * square + 0.08333333333333333
+    return result + libdevice.log(x) - 0.5 / x - series * square
+
+
+@triton.jit
+def trigamma(x):
+    """Return the derivative of ``digamma``, by its series from 6 on."""
+    is_low = x < 0.5
+    sine = libdevice.sin(x * 3.141592653589793)
+    result = tl.where(is_low, -9.869604401089358 / (sine * sine), 0.0)
+    sign = tl.where(is_low, -1.0, 1.0)
+    x = tl.where(is_low, 1.0 - x, x)
+    for _ in tl.static_range(6):
+        result += 1.0 / (x * x)
+        x += 1.0
+    square = 1.0 / (x * x)
+    series = 0.16666666666666666 - square * (0.03333333333333333 - square * 0.023809523809523808)
+    return sign * (result + (1.0 + 0.5 / x + square * series) / x)
+
+
+@triton.jit
 def _identity_near_zero(x, value, slope: tl.constexpr = 1.0):
     """Return ``value``, and ``slope * x`` where that is the function's value to the last bit."""
     return tl.where(tl.abs(x) < 1e-20, x * slope, value)

@@ -57,6 +57,12 @@ inline float __int_as_float(int bits) {
 }
 inline float rsqrt(float x) { return 1 / sqrtf(x); }
 inline double rsqrt(double x) { return 1 / sqrt(x); }
+// Newton's method from 0, which stays on one side of the root; enough steps for |x| < 0.99.
+inline double erfinv(double x) {
+  double y = 0;
+  for (int step = 0; step < 40; ++step) y -= (erf(y) - x) * 0.886226925452758 * exp(y * y);
+  return y;
+}
 
 struct dim3 {
   unsigned x, y, z;

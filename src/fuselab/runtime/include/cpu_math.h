@@ -12,6 +12,7 @@
 
 #include "cpu_vectors.h"
 #include "elementary.h"
+#include "special_functions.h"
 
 template <class V>
 using LongIntegers = Lanes<int64_t, lanes<V>>;
@@ -705,6 +706,23 @@ FUSELAB_INLINE V log2(V x) {
   } else {
     return lane_by_lane(x, [](auto value) { return std::log2(value); });
   }
+}
+// Functions of one number, computed in double.
+template <class V>
+FUSELAB_INLINE V digamma(V x) {
+  return lane_by_lane(x, [](double value) { return special::digamma(value); });
+}
+template <class V>
+FUSELAB_INLINE V trigamma(V x) {
+  return lane_by_lane(x, [](double value) { return special::trigamma(value); });
+}
+template <class V>
+FUSELAB_INLINE V erfinv(V x) {
+  return lane_by_lane(x, [](double value) { return special::erf_inverse(value); });
+}
+template <class V>
+FUSELAB_INLINE V lgamma(V x) {
+  return lane_by_lane(x, [](double value) { return std::lgamma(value); });
 }
 template <class V>
 FUSELAB_INLINE V atan2(V x, V y) {

@@ -18,6 +18,7 @@
 #pragma once
 
 #include "cuda_packs.h"
+#include "special_functions.h"
 
 struct LoopSizes {
   int64_t rows, row_sizes[3], columns, column_sizes[2];
