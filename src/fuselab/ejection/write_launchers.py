@@ -13,6 +13,7 @@ from fuselab.ejection import emit_cuda, emit_triton
 from fuselab.ejection.held import Held
 from fuselab.ejection.loops import Call, Node
 from fuselab.ejection.package import Package
+from fuselab.ejection.pairs import pairs_of
 from fuselab.ejection.plan import KernelPlan
 from fuselab.ejection.steps import expression_of
 from fuselab.ejection.stored import behind_calls
@@ -319,8 +320,19 @@ def _triton(package: Package) -> list[str]:
         held = [f'"{one}"' for one in package.held(plans)]
         if held:
             lines.append(f"    held=({', '.join(held)},),")
+        lines += _pairs(plans)
         lines.append(")")
     return lines
+
+
+def _pairs(plans: Sequence[KernelPlan]) -> list[str]:
+    """Return the lines of a ``TritonSweeps`` that say which operands may lie interleaved."""
+    lines = []
+    for plan in plans:
+        places = [tuple(map(plan.operands.index, pair)) for pair in pairs_of(plan)]
+        if places:
+            lines.append(f'        "{plan.name}": {tuple(places)!r},')
+    return ["    pairs={", *lines, "    },"] if lines else []
 
 
 def _launchers(package: Package, has_gradient: bool, languages: Sequence[str]) -> str:

@@ -17,9 +17,10 @@ for its rows and one for its columns, whatever its rank.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -32,6 +33,8 @@ from fuselab.errors import ContractError
 ROW_LOOPS, COLUMN_LOOPS = 4, 3  # the most loops that a kernel has
 CHOSEN = "?"  # a dimension along which the kernel computes the position
 _INT32_MAX = 2**31 - 1
+# A launch is planned for all tensors of its alignment, of which this is the unit.
+_PAIRS_ALIGNMENT = 16
 
 
 def arithmetic_dtype(*tensors: Tensor) -> torch.dtype:
@@ -50,6 +53,16 @@ class Loops:
     @property
     def numel(self) -> int:
         return math.prod(self.sizes)
+
+    def halved(self, operands: Collection[int]) -> Loops:
+        """Return the loops with half the strides of some operands."""
+        return Loops(
+            self.sizes,
+            tuple(
+                tuple(stride // 2 for stride in strides) if place in operands else strides
+                for place, strides in enumerate(self.strides)
+            ),
+        )
 
     def padded(self, count: int) -> Loops:
         """Return ``count`` loops, those added outermost and of size 1."""
@@ -152,6 +165,34 @@ class Sweep:
         self.rows = Loops(
             tuple(self.rows.sizes[loop] for loop in order),
             tuple(tuple(strides[loop] for loop in order) for strides in self.rows.strides),
+        )
+
+    def in_pairs(self, pairs: Sequence[tuple[int, int]]) -> Sweep | None:
+        """Return the sweep with strides of these operands that count pairs of elements, or None
+        unless all of them are interleaved: the second operand of each has the element behind each
+        of the first one's, and such pairs of 32 or 64 bits lie at multiples of their size."""
+        if not all(self._is_interleaved(*pair) for pair in pairs):
+            return None
+        halved = {place for pair in pairs for place in pair}
+        found = copy.copy(self)
+        found.rows, found.columns = self.rows.halved(halved), self.columns.halved(halved)
+        for name in ("is_wide", "rows_are_contiguous"):
+            found.__dict__.pop(name, None)
+        return found
+
+    def _is_interleaved(self, first: int, second: int) -> bool:
+        one, other = self.tensors[first], self.tensors[second]
+        if one is None or other is None:
+            return False
+        strides = self.rows.strides[first] + self.columns.strides[first]
+        return (
+            one.dtype == other.dtype
+            and one.element_size() in (2, 4)
+            and other.data_ptr() - one.data_ptr() == one.element_size()
+            and one.data_ptr() % _PAIRS_ALIGNMENT == 0
+            and strides == self.rows.strides[second] + self.columns.strides[second]
+            and 2 in strides
+            and all(stride % 2 == 0 for stride in strides)
         )
 
     @cached_property

@@ -87,6 +87,8 @@ class TritonSweeps:
         reducing: the kernels that reduce, by name.
         backward: whether the kernels are those of the backward.
         held: the names of the results that only later kernels read.
+        pairs: the kernels with operands that may lie interleaved, each with the places of two such
+            operands among all, the one with the first element before the other.
     """
 
     def __init__(
@@ -96,12 +98,14 @@ class TritonSweeps:
         reducing: Mapping[str, Reducing],
         backward: bool = False,
         held: Sequence[str] = (),
+        pairs: Mapping[str, Sequence[tuple[int, int]]] | None = None,
     ) -> None:
         self._kernels = kernels
         self._op_name = op_name
         self._implementation = "triton_backward" if backward else "triton"
         self._reducing = dict(reducing)
         self._held = frozenset(f"{name}_pointer" for name in held)
+        self._pairs = dict(pairs or {})
 
     def run(
         self, name: str, swept: Sweep, compute: torch.dtype, numbers: Sequence[int] = ()
@@ -118,6 +122,9 @@ class TritonSweeps:
         if not (swept.rows.numel or sums) or not (reducing or swept.columns.numel):
             return
         kernel = getattr(self._kernels, name)
+        pairs = self._pairs.get(name, ())
+        paired = swept.in_pairs(pairs) if pairs else None
+        swept = paired or swept
         tensors = [tensor for tensor in swept.tensors if tensor is not None]
         block = self._tuned(name, swept, reducing, tensors)
         constants = {
@@ -126,6 +133,7 @@ class TritonSweeps:
             "WIDE": swept.is_wide,
             "BLOCK_ROWS": block.rows,
             "BLOCK_COLUMNS": block.columns,
+            **({"PAIRED": paired is not None} if pairs else {}),
         }
         if reducing is None:
             across = ceil_div(swept.columns.numel, block.columns)
