@@ -95,10 +95,14 @@ class Sweep:
         written: the results, likewise; they are dense.
         in_order: whether the kernel goes over the columns in the order of the axes, as a running
             sum does; else the loop with the smallest steps is the innermost.
+        for_results: tensors of the dtypes of all floating results that are computed from what is
+            written, where only later kernels read it. If all of them have 16 bits, it need not be
+            exact to the last of 32 bits.
 
     Attributes:
         tensors: all operands, None for positions.
-        on_rows, on_columns: whether each operand has an axis of the rows, or of the columns.
+        on_rows, on_columns, on_whole: whether each operand has an axis of the rows, one of the
+            columns, or both.
         read: the number of operands that are read.
         steps: the strides of the dimensions that are ``?``, operand by operand.
 
@@ -113,9 +117,11 @@ class Sweep:
         read: Sequence[tuple[Tensor | None, str]],
         written: Sequence[tuple[Tensor, str]],
         in_order: bool = False,
+        for_results: Sequence[Tensor] = (),
     ) -> None:
         self.read = len(read)
         self.in_order = in_order
+        self.for_results = tuple(for_results)
         self._lay_out(rows, columns, [*read, *written])
         if self._is_too_deep():
             copied = [
@@ -145,6 +151,7 @@ class Sweep:
         self.tensors = tuple(tensor for tensor, _ in operands)
         self.on_rows = tuple(any(axis in rows for axis in own) for own in steps)
         self.on_columns = tuple(any(axis in columns for axis in own) for own in steps)
+        self.on_whole = tuple(all(pair) for pair in zip(self.on_rows, self.on_columns, strict=True))
         self.rows = _collapsed(list(rows), sizes, steps)
         self.columns = _collapsed(list(columns), sizes, steps, self.in_order)
         if not columns:

@@ -340,13 +340,13 @@ def flat(position, sizes):
 @triton.jit
 def larger(a, b):
     """Return the larger of two values, NaN if one is NaN, as PyTorch does."""
-    return tl.where((a != a) | (a > b), a, b)
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def smaller(a, b):
     """Return the smaller of two values, NaN if one is NaN, as PyTorch does."""
-    return tl.where((a != a) | (a < b), a, b)
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
