@@ -170,7 +170,7 @@ class Package:
 
     def held(self, plans: Sequence[KernelPlan]) -> tuple[str, ...]:
         """Return the names of what the kernels store for later kernels only."""
-        results = {*self.program.outputs, *self.program.gradients}
+        results = {leaf for one in self.program.results for leaf in leaves(one)}
         stored = [operand for plan in plans for operand in plan.stored]
         return tuple(operand.name for operand in stored if operand.node not in results)
 

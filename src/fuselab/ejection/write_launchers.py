@@ -11,8 +11,9 @@ import sympy
 
 from fuselab.ejection import emit_cuda, emit_triton
 from fuselab.ejection.held import Held
-from fuselab.ejection.loops import Call, Node
+from fuselab.ejection.loops import Call, Node, Pieces
 from fuselab.ejection.package import Package
+from fuselab.ejection.pairs import pairs_of
 from fuselab.ejection.plan import KernelPlan
 from fuselab.ejection.steps import expression_of
 from fuselab.ejection.stored import behind_calls
@@ -127,6 +128,15 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
     pairs = zip(package.program.gradients, package.parameters, strict=True)
     gradients = {node: name for node, name in reversed(list(pairs)) if name in given}
     calls = _Calls(package, held, plans)
+    kept = package.held(plans)
+    early = [plan for plan in plans if all(one.name in kept for one in plan.stored)]
+    ends = _ends(package, plans) if early else []
+    if plans is package.forward and len(package.output_names) == 1 and ends:
+        (output,) = package.program.outputs
+        lines.append(f"{ends[0]} = {_allocation(package, output, None, given)}")
+        whole = held.allocated(output, ends[0]) if isinstance(output, Pieces) else ()
+        lines += whole
+        held.texts[output] = ends[0]
     for plan in plans:
         for operand in plan.loads:
             lines += calls.before(operand.node)
@@ -157,6 +167,7 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
             *(f"    {text}" for text in written),
             "    ],",
             *(["    in_order=True,"] if plan.scans else []),
+            *([f"    for_results=[{', '.join(ends)}],"] if plan in early and ends else []),
             ")",
         ]
         numbers = "".join(f"{package.sizes.text(size.size)}, " for size in plan.numbers)
@@ -166,6 +177,15 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
         for gradient in package.program.gradients:
             lines += calls.before(gradient)
     return lines
+
+
+def _ends(package: Package, plans: Sequence[KernelPlan]) -> list[str]:
+    """Return the names of tensors that have the dtypes of all floating results of ``plans``."""
+    if plans is package.forward:
+        pairs = zip(package.output_names, package.program.outputs, strict=True)
+        return [name for name, node in pairs if node.kind == "float"]
+    arguments = zip(package.parameters, package.program.gradients, strict=True)
+    return [name for name, node in arguments if node is not None]
 
 
 class _Calls:
@@ -319,8 +339,19 @@ def _triton(package: Package) -> list[str]:
         held = [f'"{one}"' for one in package.held(plans)]
         if held:
             lines.append(f"    held=({', '.join(held)},),")
+        lines += _pairs(plans)
         lines.append(")")
     return lines
+
+
+def _pairs(plans: Sequence[KernelPlan]) -> list[str]:
+    """Return the lines of a ``TritonSweeps`` that say which operands may lie interleaved."""
+    lines = []
+    for plan in plans:
+        places = [tuple(map(plan.operands.index, pair)) for pair in pairs_of(plan)]
+        if places:
+            lines.append(f'        "{plan.name}": {tuple(places)!r},')
+    return ["    pairs={", *lines, "    },"] if lines else []
 
 
 def _launchers(package: Package, has_gradient: bool, languages: Sequence[str]) -> str:
