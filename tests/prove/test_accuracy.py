@@ -170,6 +170,24 @@ def test_copies_do_not_excuse_what_is_wrong() -> None:
     assert bar.judge([exact.half().float()])[0].problem is not None
 
 
+def test_no_more_copies_are_made_of_a_continuous_function_than_can_decide() -> None:
+    """A jump shows on few copies, the rounding of a continuous function on every one."""
+    value = torch.linspace(-3, 3, 7).unsqueeze(1)
+
+    def copies_made(function: Any, off_by: float) -> int:
+        bar = Bar(function, [value], ["output"])
+        rounded, made = bar.evaluate_rounded, []
+        bar.evaluate_rounded = lambda *asked: made.append(None) or rounded(*asked)
+        (judgement,) = bar.judge([function([value])[0] * (1 + off_by)])
+        assert judgement.problem is not None
+        return len(made)
+
+    assert copies_made(gelu, 1e-2) == 8
+    assert copies_made(gelu, 1e-4) == 32
+    stepped = copies_made(lambda values: [values[0] * (values[0] > 0.5)], 1e-2)
+    assert stepped == (1 + accuracy.GENTLE) * accuracy.COPIES
+
+
 def relu_of_products(values: list[Tensor]) -> list[Tensor]:
     """The gradient of relu(outer(x, x) wᵀ) by x: it jumps where a pre-activation changes sign."""
     x, weight, upstream = values

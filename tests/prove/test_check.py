@@ -19,7 +19,8 @@ from fuselab.op import Case, FusedOp, Gradient, Inputs
 from fuselab.prove import check_build, check_device, check_gradients, check_group, check_torch
 from fuselab.prove.check import check
 from fuselab.prove.result import Verdict, group_facts, group_from_facts
-from fuselab.prove.subject import Subject
+from fuselab.prove.subject import Subject, Trial
+from fuselab.prove.trials import Check, Outcome, run_check
 from fuselab.report.check_text import notes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -82,6 +83,26 @@ def test_a_failure_repeats_itself_and_is_small() -> None:
     again = check(op, dtype=torch.float32, quick=True, device="cpu", case=case)
     (repeated,) = again.groups[0].results
     assert (repeated.verdict, repeated.reason) == (Verdict.FAIL, failure.reason)
+
+
+def test_a_smaller_case_must_miss_the_whole_bar() -> None:
+    """The search judges with few copies, and what it finds may be right by all of them."""
+    op = honest.make_op("narrow")
+    asked: list[tuple[int | None, int]] = []
+
+    def trial(subject: Subject, drawn: Trial) -> Outcome:
+        size = drawn.args[0].numel()
+        asked.append((subject.copies, size))
+        least = 100 if subject.copies is None else 1
+        return Outcome(f"{size} elements" if size >= least else None)
+
+    subject = Subject.here(op, "plain", torch.device("cpu"), torch.float32, quick=True)
+    result = run_check(subject, Check("narrow", trial, quick=20))
+    few = [size for copies, size in asked if copies is not None]
+    assert few and min(few) == 1 and result.verdict is Verdict.FAIL
+    assert int(str(result.reason).split()[0]) == min(
+        size for copies, size in asked if copies is None and size >= 100
+    )
 
 
 def test_a_failing_case_of_the_operators_own_is_named() -> None:

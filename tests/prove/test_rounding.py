@@ -92,3 +92,52 @@ def test_subnormal_numbers_move_by_the_smallest_one() -> None:
     x = torch.full((100,), 2.0**-1070, dtype=torch.float64)
     steps = (moved(lambda value: value * 2.0, x, 2.0**-52) - 2.0**-1069) / 2.0**-1074
     assert set(steps.unique().tolist()) == {-1.0, 0.0, 1.0}
+
+
+def test_random_numbers_are_drawn_as_without_moves() -> None:
+    """A mask that dropped other elements would allow any error."""
+    x = torch.ones(64, dtype=torch.float64)
+    for draw in (lambda: torch.bernoulli(x / 2), lambda: F.dropout(x, 0.5, True)):
+        torch.manual_seed(3)
+        plain = draw()
+        torch.manual_seed(3)
+        with Rounded(5, UNIT):
+            found = draw()
+        assert (found - plain).abs().max() <= 8 * UNIT and 0 < plain.count_nonzero() < 64
+
+
+def smooth_gradients(x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    hidden = F.gelu(F.layer_norm(x, x.shape[-1:])) + F.silu(x) * torch.softmax(x, -1)
+    found: Tensor = torch.autograd.grad(hidden.square().mean(), x)[0]
+    return found
+
+
+def ramp_gradients(x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    found: Tensor = torch.autograd.grad(torch.relu(x @ x.T).sum(), x)[0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("function", "jumps"),
+    [
+        (smooth_gradients, False),
+        (ramp_gradients, True),
+        (torch.relu, False),
+        (lambda x: x.sort(-1)[0], True),
+        (lambda x: torch.where(x > 0, x, x * x), True),
+        (lambda x: torch.where(x.new_ones(x.shape).bool(), x, -x)[:, ::2].contiguous(), True),
+        (lambda x: torch.div(x, 0.3), False),
+        (lambda x: torch.div(x, 0.3, rounding_mode="floor"), True),
+        (lambda x: torch.round(x * 100), True),
+        (lambda x: x.to(torch.float32).to(torch.int64).double(), True),
+    ],
+)
+def test_a_run_says_whether_anything_in_it_can_jump(
+    function: Callable[[Tensor], Tensor], jumps: bool
+) -> None:
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with Rounded(0, UNIT) as moved:
+        function(x)
+    assert moved.jumps is jumps

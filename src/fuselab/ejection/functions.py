@@ -78,10 +78,10 @@ TRITON: dict[str, str] = {
 
 # For each reduction: the step that adds an element, and the reduction of a tile along its columns.
 TRITON_REDUCTIONS: dict[str, tuple[str, str]] = {
-    "sum": ("{0} + {1}", "tl.sum({0}, 1, keep_dims=True)"),
-    "amax": ("larger({0}, {1})", "tl.reduce({0}, 1, larger, keep_dims=True)"),
-    "amin": ("smaller({0}, {1})", "tl.reduce({0}, 1, smaller, keep_dims=True)"),
-    "prod": ("{0} * {1}", "tl.reduce({0}, 1, product, keep_dims=True)"),
+    "sum": ("{0} + {1}", "tl.sum({0}, 1)"),
+    "amax": ("larger({0}, {1})", "tl.reduce({0}, 1, larger)"),
+    "amin": ("smaller({0}, {1})", "tl.reduce({0}, 1, smaller)"),
+    "prod": ("{0} * {1}", "tl.reduce({0}, 1, product)"),
 }
 
 

@@ -116,6 +116,7 @@ class Program:
     gradients: tuple[Node | None, ...]
     conditions: Mapping[sympy.Expr, str]  # sizes that must not be negative, each with its line
     divisions: Set[tuple[sympy.Expr, sympy.Expr]]  # sizes that numbers have to divide
+    lowered: Mapping[FxNode, Any]  # what each node of the captured graph has become
 
     @property
     def results(self) -> tuple[Node, ...]:
@@ -143,6 +144,7 @@ def lower(captured: Captured, upstream: Sequence[str] = ("grad_output",)) -> Pro
         tuple(None if node is None else known[node] for node in captured.gradients),
         lowering.parts.conditions,
         lowering.parts.divisions,
+        known,
     )
 
 

@@ -24,6 +24,7 @@ from fuselab.ejection.kernels import Kernel, in_order, schedule, without_floors
 from fuselab.ejection.loops import Call, Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
 from fuselab.ejection.plan import KernelPlan, Namer, Sizes, kernel_name, planned
+from fuselab.ejection.residuals import Residual, with_residuals
 from fuselab.ejection.returned import Returned
 from fuselab.ejection.roundings import coarsest_rounding
 from fuselab.ejection.row_sums import SummingKernel, with_row_sums
@@ -56,6 +57,7 @@ class Package:
     names: Mapping[Node, str]  # of results, and of what is stored part by part
     output_names: tuple[str, ...]
     frozen: frozenset[str]  # arguments that get no gradient
+    residuals: tuple[Residual, ...]  # what the forward keeps for the backward
 
     @property
     def name(self) -> str:
@@ -129,6 +131,16 @@ class Package:
         return tuple(name for name in self.parameters if name in read)
 
     @property
+    def kept(self) -> tuple[str, ...]:
+        """The names of what the forward keeps for the backward."""
+        return tuple(one.kept.name for one in self.residuals)
+
+    @property
+    def given_back(self) -> tuple[str, ...]:
+        """The names of all that the backward gets beside the upstream gradient."""
+        return (*self.saved, *self.kept)
+
+    @property
     def unused(self) -> tuple[str, ...]:
         """The floating arguments on which no output depends such that it has a gradient: as the
         weight of ``weight.detach()``. Their gradients are zeros."""
@@ -170,7 +182,7 @@ class Package:
 
     def held(self, plans: Sequence[KernelPlan]) -> tuple[str, ...]:
         """Return the names of what the kernels store for later kernels only."""
-        results = {*self.program.outputs, *self.program.gradients}
+        results = {leaf for one in self.program.results for leaf in leaves(one)}
         stored = [operand for plan in plans for operand in plan.stored]
         return tuple(operand.name for operand in stored if operand.node not in results)
 
@@ -248,8 +260,11 @@ def planned_package(
     upstream = [one for one in _upstream_names(captured, output_names) if one is not None]
     program = _each_of_its_own(lower(captured, upstream), output_names, captured)
     names: dict[Node, str] = dict(zip(program.outputs, output_names, strict=True))
-    kernels = list(map(SummingKernel, _ordered(schedule(program.outputs, captured.hints))))
-    forward = _plans(kernel_name(name), kernels, program.outputs, captured, sizes, names)
+    program, residuals = with_residuals(program, captured, [*taken, *upstream, *output_names])
+    names |= {one.node: one.kept.name for one in residuals}
+    results = [*program.outputs, *(one.node for one in residuals)]
+    kernels = list(map(SummingKernel, _ordered(schedule(results, captured.hints))))
+    forward = _plans(kernel_name(name), kernels, results, captured, sizes, names)
     for argument, gradient in zip(captured.arguments, program.gradients, strict=True):
         if gradient is not None:
             names.setdefault(gradient, f"grad_{argument.name}")
@@ -277,6 +292,7 @@ def planned_package(
         names,
         output_names,
         frozenset({*frozen, *captured.written, *_without_gradient(formulas, inference)}),
+        residuals,
     )
     if package.backward and (both := {*package.saved} & {*captured.written}):
         raise EjectError(

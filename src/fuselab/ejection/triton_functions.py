@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -20,10 +19,17 @@ from fuselab.ejection.loops import (
     Size,
     walk,
 )
+from fuselab.ejection.pairs import pairs_of
 from fuselab.ejection.plan import KernelPlan, Namer, Operand
+from fuselab.ejection.triton_text import (
+    constant_text,
+    is_power_of_two,
+    listed,
+    needs_parentheses,
+    stands_in_a_call,
+)
 
 LONG = 60  # characters; a longer operand gets a name
-_INSIDE = re.compile(r"(?<=[(,]) ?\{(\d)\}(?=[,)])")
 
 
 def sweeps_to_reduce(plan: KernelPlan) -> int:
@@ -55,6 +61,9 @@ class Function:
         self.namer = Namer([*plan.value_names.values(), *(one.name for one in plan.operands)])
         self.row_axes = frozenset(plan.kernel.row_axes)
         self.column_axes = frozenset(plan.kernel.column_axes)
+        pairs = pairs_of(plan)
+        self.partners = dict([*pairs, *((other, one) for one, other in pairs)])
+        self.firsts = [one for one, _ in pairs]
 
     @property
     def written(self) -> tuple[Operand, ...]:
@@ -64,6 +73,8 @@ class Function:
     # --- the frame
 
     def text(self) -> str:
+        for one in self.firsts:
+            self.write(f"{self.pointer(one)} = of_pairs({self.pointer(one)}, PAIRED)")
         self.body()
         doc = textwrap.fill(
             self.docstring(), 96, initial_indent='    """', subsequent_indent="    "
@@ -88,7 +99,8 @@ class Function:
                 lines += [f"    # {what}", *listed(names)]
         lines += [*self.sizes(), *listed(self.strides())]
         lines.append("    # chosen by the launcher")
-        return [*lines, *listed([f"{name}: tl.constexpr" for name in self.constants])]
+        constants = [*(["PAIRED"] if self.firsts else []), *self.constants]
+        return [*lines, *listed([f"{name}: tl.constexpr" for name in constants])]
 
     def sizes(self) -> list[str]:
         """Return the lines of the parameters between the tensors and the strides."""
@@ -146,8 +158,12 @@ class Function:
     def loaded(self, operand: Operand, one: Load) -> str:
         """Return the text of the operand's elements."""
         if self.place(operand) or self.plan.axes_of(one):
-            return f"load({self.address(operand)}, is_row, is_column)"
+            return f"load({self.address(operand)}, {self.masks(one)})"
         return f"tl.load({self.address(operand)})"
+
+    def masks(self, one: Load) -> str:
+        """Return the texts of which rows and which columns of a load exist."""
+        return "is_row, is_column"
 
     def mask(self, operand: Operand) -> str:
         """Return the text of the mask of the operand's elements; empty for a single element."""
@@ -158,6 +174,8 @@ class Function:
     def define(self, expressions: Sequence[Expression]) -> None:
         """Write the statements after which each of ``expressions`` has a text."""
         for one in walk(expressions, self.known):
+            if one in self.known:
+                continue  # it was loaded with its partner
             if isinstance(one, (Load, Position)):
                 self.load(one)
             elif isinstance(one, Reduced):
@@ -175,10 +193,28 @@ class Function:
         if isinstance(one, Position):
             self.write(f"{name} = {self.place(operand) or 0}")
         else:
-            loaded = self.loaded(operand, one)
             cast = {"float": ".to(COMPUTE)", "bool": " != 0"}.get(one.tensor.kind, "")
-            self.write(f"{name} = {loaded}{cast}")
+            if operand in self.partners:
+                self.load_pair(operand, cast)
+            else:
+                self.write(f"{name} = {self.loaded(operand, one)}{cast}")
         self.known[one] = name
+
+    def load_pair(self, operand: Operand, cast: str) -> None:
+        """Write the load of an operand and of the one that lies between its elements."""
+        first, second = self.in_order(operand)
+        loads = {name: one for one, name in self.plan.value_names.items() if isinstance(one, Load)}
+        names = f"{first.name}, {second.name}"
+        places = f"{self.address(first)}, {self.address(second)}"
+        self.write(f"{names} = load_pairs({places}, {self.masks(loads[first.name])}, PAIRED)")
+        if cast:
+            self.write(f"{names} = {first.name}{cast}, {second.name}{cast}")
+        self.known |= {loads[one.name]: one.name for one in (first, second)}
+
+    def in_order(self, operand: Operand) -> tuple[Operand, Operand]:
+        """Return the pair of an operand, the one whose elements come first."""
+        pair = operand, self.partners[operand]
+        return pair if operand in self.firsts else pair[::-1]
 
     def reduce(self, one: Reduced) -> None:
         raise NotImplementedError
@@ -191,7 +227,7 @@ class Function:
         if one in self.known:
             return self.known[one]
         if isinstance(one, Constant):
-            return _constant(one.value)
+            return constant_text(one.value)
         if isinstance(one, Size):
             named = self.plan.numbers.get(one) or self.plan.value_names.get(one)
             return named or str(one.size)
@@ -200,7 +236,7 @@ class Function:
 
     def formula(self, one: Apply) -> str:
         by = one.operands[-1]
-        if one.function == "div" and isinstance(by, Constant) and _is_power_of_two(by.value):
+        if one.function == "div" and isinstance(by, Constant) and is_power_of_two(by.value):
             one = Apply("mul", (one.operands[0], Constant(1 / by.value)), one.kind)
         template = TRITON[one.function]
         texts = []
@@ -212,7 +248,7 @@ class Function:
                     text = self.named(operand, text)
                 elif needs_parentheses(one, place, operand):
                     text = f"({text})"
-            elif text.startswith("-") and place and not _stands_in_a_call(template, place):
+            elif text.startswith("-") and place and not stands_in_a_call(template, place):
                 text = f"({text})"  # a negative constant
             texts.append(text)
         return template.format(*texts)
@@ -226,6 +262,9 @@ class Function:
 
     def store(self, operand: Operand) -> None:
         assert operand.node is not None
+        if operand in self.partners:
+            self.store_pair(operand)
+            return
         value = self.value(self.plan.stores[operand.node])
         if not re.fullmatch(r"[\w.]+(\([^()]*\))?", value):
             self.write(f"{operand.name} = {value}")
@@ -234,58 +273,25 @@ class Function:
             value += f".to({self.pointer(operand)}.dtype.element_ty)"
         self.write(f"tl.store({self.address(operand)}, {value}, {self.mask(operand)})")
 
+    def store_pair(self, operand: Operand) -> None:
+        """Write the store of an operand and of the one that lies between its elements, once."""
+        pair = self.in_order(operand)
+        if operand is pair[0]:
+            return
+        for one in pair:
+            assert one.node is not None
+            value = self.value(self.plan.stores[one.node])
+            if value != one.name:
+                self.write(f"{one.name} = {value}")
+        places = ", ".join(map(self.address, pair))
+        names = ", ".join(one.name for one in pair)
+        self.write(f"store_pairs({places}, {names}, {self.mask(operand)}, PAIRED)")
+
     def stored(self, on_columns: bool) -> list[Operand]:
         return [one for one in self.plan.stored if self.has(one, self.column_axes) == on_columns]
 
     def values_of(self, operands: Sequence[Operand]) -> list[Expression]:
         return [self.plan.stores[one.node] for one in operands if one.node is not None]
-
-
-# How tightly the outermost operation of a function's text binds; calls and names most.
-_BINDING = {
-    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "not", "to_bool"), 1),
-    **dict.fromkeys(("or",), 2),
-    **dict.fromkeys(("xor",), 3),
-    **dict.fromkeys(("and",), 4),
-    **dict.fromkeys(("add", "sub"), 5),
-    **dict.fromkeys(("mul", "div", "reciprocal"), 6),
-    "neg": 7,
-}
-_CALL = 9
-
-
-def _stands_in_a_call(template: str, place: int) -> bool:
-    """Return whether an operand stands between the commas of a call."""
-    return place in {int(found[1]) for found in _INSIDE.finditer(template)}
-
-
-def needs_parentheses(outer: Apply, place: int, operand: Apply) -> bool:
-    """Return whether the text of ``operand`` needs parentheses as an operand of ``outer``."""
-    template = TRITON[outer.function]
-    if _stands_in_a_call(template, place):
-        return False
-    inner, around = (_BINDING.get(one.function, _CALL) for one in (operand, outer))
-    if around == _CALL:
-        return inner < _CALL  # a method's object
-    return inner < around or (inner == around and (place > 0 or around <= 1))
-
-
-def _is_power_of_two(value: float | int | bool) -> bool:
-    """Return whether dividing by the number and multiplying by its reciprocal are the same."""
-    return abs(math.frexp(value)[0]) == 0.5 and 1e-30 < abs(value) < 1e30
-
-
-def _constant(value: float | int | bool) -> str:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return f"float('{value}')"
-    return repr(value)
-
-
-def listed(names: Sequence[str]) -> list[str]:
-    """Return lines of parameters."""
-    text = ", ".join(name.replace(" ", "\0") for name in names) + ","
-    lines = textwrap.wrap(text, 96, initial_indent="    ", subsequent_indent="    ")
-    return [line.replace("\0", " ") for line in lines]
 
 
 class Pointwise(Function):
@@ -489,7 +495,7 @@ class Rows(Function):
             self.write(f"    {name} = load_partials({self.partials}, {number}, {shared}){cast}")
         for one, name in zip(reduced, names, strict=True):
             _, total = TRITON_REDUCTIONS[one.function]
-            self.write(f"{name} = {total.format(name)}")
+            self.write(f"{name} = of_rows({total.format(name)})")
             self.known[one] = name
         self.write(f"if SWEEP == {depth}:")
         for number, name in enumerate(names, place):
@@ -525,7 +531,7 @@ class Rows(Function):
         self.write(f"{name}_terms = {self.term(one)}")
         own = TRITON_SCANS[one.function].format(f"{name}_terms")
         self.write(f"{name} = {step[0].format(f'{name}_so_far', own)}")
-        whole = step[1].format(f"{name}_terms")
+        whole = f"of_rows({step[1].format(f'{name}_terms')})"
         self.write(f"{name}_so_far = {step[0].format(f'{name}_so_far', whole)}")
         self.known[one] = name
 

@@ -10,7 +10,8 @@ import re
 
 from fuselab.ejection.loops import Expression, Load, children
 from fuselab.ejection.plan import KernelPlan, Operand
-from fuselab.ejection.triton_functions import Function, Rows, listed
+from fuselab.ejection.triton_functions import Function, Rows
+from fuselab.ejection.triton_text import listed
 
 
 class _Summing(Rows):
@@ -170,11 +171,11 @@ class SummingColumns(_Summing):
             visit(value)
         return found
 
-    def loaded(self, operand: Operand, one: Load) -> str:
+    def masks(self, one: Load) -> str:
         axes = self.plan.axes_of(one)
         if not axes & self.row_axes and axes & self.column_axes:
-            return f"load({self.address(operand)}, is_column, is_column)"
-        return super().loaded(operand, one)
+            return "is_column, is_column"
+        return super().masks(one)
 
     def store(self, operand: Operand) -> None:
         if operand in self.sums:
@@ -191,6 +192,7 @@ class SumsOfShares(Function):
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
         self.summed = [one for one in plan.stored if one.node in plan.sums]
+        self.firsts = []  # it reads none of the kernel's operands
 
     def text(self) -> str:
         text = super().text()

@@ -122,11 +122,17 @@ def _imports(package: Package, has_gradient: bool) -> str:
         f"from fuselab.runtime.triton_sweep import {', '.join(triton_names(package))}, configs",
         "",
         "from . import triton_kernels",
-        *(["from .gradient import gradient"] if has_gradient else []),
+        *gradient_import(package),
         "from .reference import reference",
         "",
     ]
     return "\n".join(lines)
+
+
+def gradient_import(package: Package) -> list[str]:
+    """Return the line that imports the formulas of a package with a gradient."""
+    names = ["gradient", *(["residuals"] if package.kept else [])]
+    return [f"from .gradient import {', '.join(names)}"] if package.backward else []
 
 
 def draw_text(package: Package | Cut) -> str:
@@ -271,6 +277,7 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
             f"        frozen={{\n{''.join(frozen)}        }},\n    ),\n"
         )
     gradient = gradient if has_gradient else ""
+    kept = "    residuals=residuals,\n" if package.kept else ""
     smaller = "".join(
         f'        Case.normal({shapes!r}, "dtypes"),\n' for shapes in smaller_shapes(package)
     )
@@ -284,7 +291,7 @@ OP = FusedOp(
     reference=reference,
     implementations={{
 {implementations}    }},
-{gradient}    cases=(_EXAMPLE,),
+{gradient}{kept}    cases=(_EXAMPLE,),
     cpu_cases=(
         _EXAMPLE,
 {smaller}    ),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
 from torch import fx
 
 from fuselab.ejection.calls import INFIX
+from fuselab.ejection.capture import Captured, with_sources
 from fuselab.ejection.lower import constant_tensor
 from fuselab.ejection.package import Package
 from fuselab.ejection.plan import Sizes
@@ -21,15 +23,22 @@ aten = torch.ops.aten
 
 # Autograd's own markers; with them the formulas would have no derivative.
 _MARKERS = (aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default)
-_OMITTED = ("device", "pin_memory", "layout")
+_OMITTED = ("pin_memory", "layout")
 
 
 def gradient_text(package: Package) -> str:
     """Return the text of ``gradient.py``."""
     captured = package.formulas
     sizes = Sizes(captured)
-    saved = ", ".join(f"{name}: Tensor" for name in package.saved)
-    parameters = f"needs: Sequence[bool], grad_output: {upstream_type(package)}, {saved}"
+    given = ", ".join(f"{name}: Tensor" for name in package.given_back)
+    parameters = f"needs: Sequence[bool], grad_output: {upstream_type(package)}, {given}"
+    again = ""
+    if package.kept:
+        kept = ", ".join(f"``{name}``" for name in package.kept)
+        again = (
+            f"\n\n    What the forward has kept ({kept}) is computed again, such that second "
+            "derivatives\n    flow through it.\n    "
+        )
     head = f'''\
 """The gradient of {package.name} as PyTorch formulas; second derivatives are theirs."""
 
@@ -46,7 +55,7 @@ aten = torch.ops.aten
 
 
 def gradient({parameters}) -> tuple[Tensor | None, ...]:
-    """Return the gradient of each argument, computed in float32 for 16-bit tensors."""
+    """Return the gradient of each argument, computed in float32 for 16-bit tensors.{again}"""
 '''
     upstream = [name for name in package.upstream_names if name is not None]
     lines = unpacked_upstream(package)
@@ -58,7 +67,7 @@ def gradient({parameters}) -> tuple[Tensor | None, ...]:
     ]
     differentiable = [captured.arguments[place].name for place in places]
     lines.append(f"dtypes = [tensor.dtype for tensor in ({comma(differentiable)})]")
-    names: dict[fx.Node, str] = {}
+    names: dict[Any, str] = {torch.device: f"{upstream[0]}.device"}
     for argument in captured.arguments:
         names[argument.node] = argument.name
         if argument.name in package.saved and argument.tensor.is_floating_point():
@@ -67,7 +76,60 @@ def gradient({parameters}) -> tuple[Tensor | None, ...]:
     names.update(zip(captured.upstream, upstream, strict=True))
     lines += [f"{name} = {name}.to(arithmetic)" for name in upstream]
     lines += sizes.statements(package.saved)
-    wanted = captured.behind_gradients()
+    lines += _formulas(captured, captured.behind_gradients(), names, sizes)
+    results = ["None"] * len(captured.gradients)
+    for number, place in enumerate(places):
+        node = captured.gradients[place]
+        text = names[node] if node is not None else f"torch.zeros_like({package.parameters[place]})"
+        results[place] = f"{text}.to(dtypes[{number}]) if needs[{place}] else None"
+    lines += ["return (", *(f"    {text}," for text in results), ")"]
+    text = head + textwrap.indent("\n".join(lines), "    ") + "\n"
+    return f"{text}\n\n{_residuals(package)}" if package.kept else text
+
+
+def _residuals(package: Package) -> str:
+    """Return the text of ``residuals``, which computes what the forward keeps for the backward."""
+    captured = package.captured
+    sizes = Sizes(captured)
+    wanted = with_sources([one.formula for one in package.residuals])
+    names: dict[Any, str] = {torch.device: f"{package.parameters[0]}.device"}
+    lines = [f"arithmetic = arithmetic_dtype({', '.join(package.parameters)})"]
+    for argument in captured.arguments:
+        names[argument.node] = argument.name
+        if argument.node in wanted and argument.tensor.is_floating_point():
+            lines.append(f"{argument.name} = {argument.name}.to(arithmetic)")
+    formulas = _formulas(captured, wanted, names, sizes)
+    results = []
+    for one in package.residuals:
+        shape = ", ".join(map(sizes.text, one.node.sizes)) + ("," * (len(one.node.sizes) == 1))
+        results.append(f"{names[one.formula]}.to(arithmetic).reshape(({shape})).contiguous()")
+    text = "\n".join([*formulas, *results])
+    lines += [
+        line
+        for line in sizes.statements(package.parameters)
+        if re.search(rf"\b{line.partition(' = ')[0]}\b", text)
+    ]
+    lines += [*formulas, "return (", *(f"    {one}," for one in results), ")"]
+    parameters = ", ".join(f"{name}: Tensor" for name in package.parameters)
+    types = ", ".join(["Tensor"] * len(results))
+    return (
+        f"def residuals({parameters}) -> tuple[{types}]:\n"
+        f"{_docstring(package)}\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
+    )
+
+
+def _docstring(package: Package) -> str:
+    text = f'"""Return what the forward keeps for the backward: {", ".join(package.kept)}.'
+    lines = textwrap.wrap(text, 96)
+    return textwrap.indent("\n".join([*lines, '"""'] if len(lines) > 1 else [f'{text}"""']), "    ")
+
+
+def _formulas(
+    captured: Captured, wanted: Set[fx.Node], names: dict[Any, str], sizes: Sizes
+) -> list[str]:
+    """Return the statements that compute the nodes of a graph that are ``wanted`` and have no name
+    yet, and add their names to ``names``."""
+    lines = []
     for node in captured.graph.nodes:
         if node in wanted and node.op == "call_function" and node not in names:
             names[node] = _name(node, names, sizes)
@@ -76,13 +138,7 @@ def gradient({parameters}) -> tuple[Tensor | None, ...]:
         elif node in wanted and node.op == "get_attr":
             held = constant_tensor(node)
             names[node] = f"torch.tensor({held.tolist()}, dtype={_text(held.dtype, names, sizes)})"
-    results = ["None"] * len(captured.gradients)
-    for number, place in enumerate(places):
-        node = captured.gradients[place]
-        text = names[node] if node is not None else f"torch.zeros_like({package.parameters[place]})"
-        results[place] = f"{text}.to(dtypes[{number}]) if needs[{place}] else None"
-    lines += ["return (", *(f"    {text}," for text in results), ")"]
-    return head + textwrap.indent("\n".join(lines), "    ") + "\n"
+    return lines
 
 
 def upstream_type(package: Package) -> str:
@@ -105,9 +161,9 @@ def _is_size(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat))
 
 
-def _name(node: fx.Node, names: Mapping[fx.Node, str], sizes: Sizes) -> str:
+def _name(node: fx.Node, names: Mapping[Any, str], sizes: Sizes) -> str:
     if node.target in _MARKERS:
-        return names[node.args[0]]  # type: ignore[index]
+        return names[node.args[0]]
     if _is_size(node):
         return sizes.text(node.meta["val"].node.expr)
     if _is_number(node):
@@ -117,7 +173,7 @@ def _name(node: fx.Node, names: Mapping[fx.Node, str], sizes: Sizes) -> str:
     return f"{node.name}_" if node.name in names.values() else node.name
 
 
-def _call(node: fx.Node, names: Mapping[fx.Node, str], sizes: Sizes) -> str:
+def _call(node: fx.Node, names: Mapping[Any, str], sizes: Sizes) -> str:
     target: Any = node.target
     if getattr(target, "__name__", "") == "getitem":
         return f"{_text(node.args[0], names, sizes)}[{node.args[1]}]"
@@ -135,11 +191,13 @@ def _call(node: fx.Node, names: Mapping[fx.Node, str], sizes: Sizes) -> str:
     return f"{name if name.startswith('aten.') else f'torch.ops.{name}'}({', '.join(arguments)})"
 
 
-def _text(value: Any, names: Mapping[fx.Node, str], sizes: Sizes) -> str:
+def _text(value: Any, names: Mapping[Any, str], sizes: Sizes) -> str:
     if isinstance(value, fx.Node):
         return names[value] if value in names else sizes.text(expression_of(value.meta["val"]))
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_text(item, names, sizes) for item in value)}]"
+    if isinstance(value, torch.device):
+        return names[torch.device]
     if isinstance(value, torch.dtype):
         return "arithmetic" if value.is_floating_point else str(value)
     if isinstance(value, float) and not math.isfinite(value):

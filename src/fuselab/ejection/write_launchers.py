@@ -11,8 +11,9 @@ import sympy
 
 from fuselab.ejection import emit_cuda, emit_triton
 from fuselab.ejection.held import Held
-from fuselab.ejection.loops import Call, Node
+from fuselab.ejection.loops import Call, Node, Pieces
 from fuselab.ejection.package import Package
+from fuselab.ejection.pairs import pairs_of
 from fuselab.ejection.plan import KernelPlan
 from fuselab.ejection.steps import expression_of
 from fuselab.ejection.stored import behind_calls
@@ -43,11 +44,12 @@ def launcher_parts(package: Package, languages: Sequence[str]) -> list[str]:
         _launchers(package, has_gradient, languages),
     ]
     if has_gradient:
-        saved = ", ".join(package.saved)
+        outputs = len(package.output_names)
+        saved = [*package.saved, *([f"*output[{outputs}:]"] if package.kept else [])]
         parts.append(
-            f"def save(output: {outputs_type(len(package.output_names))}, "
+            f"def save(output: {outputs_type(outputs + len(package.kept))}, "
             f"{annotated(package.parameters)}) -> tuple[Tensor, ...]:\n"
-            f"    return ({saved}{',' if len(package.saved) == 1 else ''})\n"
+            f"    return ({', '.join(saved)}{',' if len(saved) == 1 else ''})\n"
         )
         parts.append(_fake_gradient(package))
     return [*parts, _supports(package)]
@@ -60,13 +62,12 @@ def _forward(package: Package) -> str:
         outputs, called = ", ".join(package.output_names), ", ".join(package.parameters)
         lines.append(f"{outputs} = outputs_like(reference, {called})")
     lines += _launches(package, package.forward, package.parameters)
-    results = (package.result_name(node, package.forward) for node in package.program.outputs)
-    lines.append(f"return {', '.join(results)}")
+    results = [package.result_name(node, package.forward) for node in package.program.outputs]
+    lines.append(f"return {', '.join([*results, *package.kept])}")
+    count = len(package.output_names) + len(package.kept)
     return (
         f"def _forward(sweeps: Sweeps, {annotated(package.parameters)})"
-        f" -> {outputs_type(len(package.output_names))}:\n"
-        + textwrap.indent("\n".join(lines), "    ")
-        + "\n"
+        f" -> {outputs_type(count)}:\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
     )
 
 
@@ -95,7 +96,7 @@ def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
     upstream = [one for one in package.upstream_names if one is not None]
     lines += unpacked_upstream(package)
     lines.append(f"compute = arithmetic_dtype({', '.join(upstream)})")
-    lines += _launches(package, plans, [*upstream, *package.saved])
+    lines += _launches(package, plans, [*upstream, *package.given_back])
     results: list[str] = []
     pairs = zip(package.parameters, package.program.gradients, strict=True)
     for place, (argument, node) in enumerate(pairs):
@@ -109,7 +110,7 @@ def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
     return (
         f"def {name}(sweeps: Sweeps, needs: Sequence[bool], "
         f"grad_output: {upstream_type(package)}, "
-        f"{annotated(package.saved)}) -> tuple[Tensor | None, ...]:\n"
+        f"{annotated(package.given_back)}) -> tuple[Tensor | None, ...]:\n"
         + textwrap.indent("\n".join(lines), "    ")
         + "\n"
     )
@@ -118,7 +119,8 @@ def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
 def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str]) -> list[str]:
     """Return the statements that allocate the kernels' results and launch them."""
     lines: list[str] = []
-    inputs = (*package.program.inputs, *package.program.upstream)
+    inputs = [*package.program.inputs, *package.program.upstream]
+    inputs += [one.kept for one in package.residuals]
     held = Held(package.sizes, {one: one.name for one in inputs})
     held.expect(package.program.results)
     nodes = [one.node for plan in plans for one in plan.loads if one.node]
@@ -127,6 +129,16 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
     pairs = zip(package.program.gradients, package.parameters, strict=True)
     gradients = {node: name for node, name in reversed(list(pairs)) if name in given}
     calls = _Calls(package, held, plans)
+    names = {one.node: one.kept.name for one in package.residuals}
+    between = package.held(plans)
+    early = [plan for plan in plans if all(one.name in between for one in plan.stored)]
+    ends = _ends(package, plans) if early else []
+    if plans is package.forward and len(package.output_names) == 1 and ends:
+        (output,) = package.program.outputs
+        lines.append(f"{ends[0]} = {_allocation(package, output, None, given)}")
+        whole = held.allocated(output, ends[0]) if isinstance(output, Pieces) else ()
+        lines += whole
+        held.texts[output] = ends[0]
     for plan in plans:
         for operand in plan.loads:
             lines += calls.before(operand.node)
@@ -138,7 +150,9 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
                 continue  # another part of it was stored before
             is_output = node in package.program.outputs
             is_whole = node is not operand.node
-            name = package.result_name(node, plans) if is_whole or is_output else operand.name
+            name = names.get(node, operand.name)
+            if is_whole or is_output:
+                name = package.result_name(node, plans)
             if not is_output or len(package.output_names) == 1:  # else they are allocated together
                 made = _allocation(package, node, gradients.get(node), given)
                 lines.append(f"{name} = {made}")
@@ -157,6 +171,7 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
             *(f"    {text}" for text in written),
             "    ],",
             *(["    in_order=True,"] if plan.scans else []),
+            *([f"    for_results=[{', '.join(ends)}],"] if plan in early and ends else []),
             ")",
         ]
         numbers = "".join(f"{package.sizes.text(size.size)}, " for size in plan.numbers)
@@ -166,6 +181,15 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
         for gradient in package.program.gradients:
             lines += calls.before(gradient)
     return lines
+
+
+def _ends(package: Package, plans: Sequence[KernelPlan]) -> list[str]:
+    """Return the names of tensors that have the dtypes of all floating results of ``plans``."""
+    if plans is package.forward:
+        pairs = zip(package.output_names, package.program.outputs, strict=True)
+        return [name for name, node in pairs if node.kind == "float"]
+    arguments = zip(package.parameters, package.program.gradients, strict=True)
+    return [name for name, node in arguments if node is not None]
 
 
 class _Calls:
@@ -254,7 +278,7 @@ def _supports(package: Package) -> str:
 
 
 def _fake_gradient(package: Package) -> str:
-    saved = annotated(package.saved)
+    saved = annotated(package.given_back)
     results = []
     for place, (node, name) in enumerate(
         zip(package.program.gradients, package.parameters, strict=True)
@@ -319,8 +343,19 @@ def _triton(package: Package) -> list[str]:
         held = [f'"{one}"' for one in package.held(plans)]
         if held:
             lines.append(f"    held=({', '.join(held)},),")
+        lines += _pairs(plans)
         lines.append(")")
     return lines
+
+
+def _pairs(plans: Sequence[KernelPlan]) -> list[str]:
+    """Return the lines of a ``TritonSweeps`` that say which operands may lie interleaved."""
+    lines = []
+    for plan in plans:
+        places = [tuple(map(plan.operands.index, pair)) for pair in pairs_of(plan)]
+        if places:
+            lines.append(f'        "{plan.name}": {tuple(places)!r},')
+    return ["    pairs={", *lines, "    },"] if lines else []
 
 
 def _launchers(package: Package, has_gradient: bool, languages: Sequence[str]) -> str:

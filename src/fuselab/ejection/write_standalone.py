@@ -30,6 +30,7 @@ from fuselab.ejection.write import (
     draw_text,
     example_case,
     example_values,
+    gradient_import,
     kernel_files,
 )
 from fuselab.ejection.write_init import public_text
@@ -121,7 +122,7 @@ def _launchers(package: Package) -> str:
         "from torch import Tensor",
         "",
         "from . import triton_kernels",
-        *(["from .gradient import gradient"] if has_gradient else []),
+        *gradient_import(package),
         "from .reference import reference",
         "from fuselab.runtime.cpp_sweep import CppSweeps",
         f"from fuselab.runtime.signature import {', '.join(signature)}",
@@ -151,9 +152,11 @@ def _operator(package: Package) -> str:
             place: advice for place, name in enumerate(package.parameters) if name in package.frozen
         }
         more = f", frozen={frozen!r}".replace("'", '"') if frozen else ""
-        given = f"save, gradient, fake_gradient, saved={len(package.saved)}{more}"
+        given = f"save, gradient, fake_gradient, saved={len(package.given_back)}{more}"
         gradient = f"        gradient=Differentiation({given}),\n"
     widened = "        autocast=autocast,\n" if autocast_text(package) else ""
+    if package.kept:
+        widened += f"        residuals=residuals,\n        kept={len(package.kept)},\n"
     return f"""\
 operator = public_function(
     Operator(
@@ -201,7 +204,7 @@ def _op(package: Package, runtime: str) -> str:
         *(["from fuselab.runtime.signature import accepted"] if drawn else []),
         "from fuselab.runtime.tuning import chosen",
         "",
-        *(["from .gradient import gradient"] if has_gradient else []),
+        *gradient_import(package),
         f"from .launchers import {', '.join(sorted(launchers))}",
         "from .reference import reference",
         f"from {runtime}.triton_sweep import configs",

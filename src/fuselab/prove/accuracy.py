@@ -70,6 +70,8 @@ ULPS = 2.0
 COPIES = 32
 GENTLE = 8  # a multiple of COPIES: how many copies with one-ulp moves follow
 FEW_ROWS = 4
+# After so many copies, a share of the bar of a continuous function that no more copies explain.
+BEYOND = {8: 1024.0, COPIES: 8.0}
 _FLOAT32_TO_FLOAT64 = 2.0**-29
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
@@ -313,7 +315,7 @@ def rerounded(value: Any, generator: torch.Generator) -> Any:
 
 
 Evaluate = Callable[[Sequence[Any]], Sequence[Tensor | None]]
-EvaluateRounded = Callable[[int, float, Sequence[Any]], Sequence[Tensor | None]]
+EvaluateRounded = Callable[[int, float, Sequence[Any]], tuple[Sequence[Tensor | None], bool]]
 EvaluateAll = Callable[[Sequence[Sequence[Any]]], Sequence[Sequence[Tensor | None]]]
 Errors = list[Tensor | None]
 
@@ -390,6 +392,7 @@ class Bar:
         judgements = [self._judge_one(place, ours) for place, ours in enumerate(results)]
         if not any(judgement.curable for judgement in judgements):
             return judgements
+        self.jumps = not all(map(_is_moderate, tensors_in(self.values)))
         # The copies of a large case are drawn in milliseconds on the device of the results.
         device = next((value.device for value in self.eager if value is not None), "cpu")
         is_double = any(map(_is_float64, self.eager))
@@ -405,9 +408,18 @@ class Bar:
                 self._judge_one(place, results[place]) if judgement.curable else judgement
                 for place, judgement in enumerate(judgements)
             ]
-            if not any(judgement.curable for judgement in judgements):
+            if all(self._is_decided(judgement, number + 1) for judgement in judgements):
                 break
         return judgements
+
+    def _is_decided(self, judgement: Judgement, copies: int) -> bool:
+        """Return whether no further copy can change a judgement after so many: it is met, or has
+        another fault than an error, or the function is continuous and the bar is missed by more
+        than further copies add to it."""
+        is_beyond = any(
+            copies >= made and judgement.share_of_bar > share for made, share in BEYOND.items()
+        )
+        return not judgement.curable or (is_beyond and not self.jumps)
 
     def _one_by_one(self, several: Sequence[Sequence[Any]]) -> list[Sequence[Tensor | None]]:
         return [self.evaluate(values) for values in several]
@@ -418,9 +430,9 @@ class Bar:
 
     def _evaluate_rounded(
         self, seed: int, unit: float, values: Sequence[Any]
-    ) -> Sequence[Tensor | None]:
-        with Rounded(seed, unit):
-            return self.evaluate(values)
+    ) -> tuple[Sequence[Tensor | None], bool]:
+        with Rounded(seed, unit) as moved:
+            return self.evaluate(values), moved.jumps
 
     def _judge_one(self, place: int, ours: Tensor | None) -> Judgement:
         eager, exact = self.eager[place], self.exact[place]
@@ -484,11 +496,12 @@ class Bar:
         copy = mapped(move, self.values)
         exact, on_copy = self.evaluate_all([mapped(upcast, copy), copy])
         is_double = any(map(_is_float64, self.eager))
-        moved = self.evaluate_rounded(
+        moved, jumps = self.evaluate_rounded(
             int(torch.randint(1 << 40, (), generator=generator, device=generator.device)),
             torch.finfo(torch.float64 if is_double else torch.float32).eps,
             mapped(lambda value: rerounded(value, generator), self.values),
         )
+        self.jumps |= jumps
         others = (moved,) if how == "far" else (moved, on_copy)
         for ours, agreed, *found in zip(results, self.agreed, *others, strict=True):
             for other in found:
@@ -513,6 +526,13 @@ def _errors(measured: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -
         else None
         for ours, truth in zip(measured, exact, strict=True)
     ]
+
+
+def _is_moderate(value: Tensor) -> bool:
+    """Return whether no product of two elements comes near to an overflow, which is a jump."""
+    if not value.is_floating_point() or not value.numel():
+        return True
+    return bool(value.detach().abs().amax() <= torch.finfo(value.dtype).max ** 0.5 / 16)
 
 
 def _widened(value: Any) -> Any:

@@ -35,10 +35,14 @@ def by_definitions(held: Function, procedure: Function, *args: Any) -> Any:
         return procedure(held, *args)
 
 
-def by_rounding(held: Function, seed: int, unit: float, procedure: Function, *args: Any) -> Any:
-    """Run a procedure with every intermediate result moved by a rounding of ``unit``."""
-    with Rounded(seed, unit):
-        return procedure(held, *args)
+def by_rounding(
+    held: Function, seed: int, unit: float, procedure: Function, *args: Any
+) -> tuple[Any, bool]:
+    """Run a procedure with every intermediate result moved by a rounding of ``unit``, and return
+    with its result whether anything in it can jump."""
+    with Rounded(seed, unit) as moved:
+        found = procedure(held, *args)
+    return found, moved.jumps
 
 
 def each(held: Function, procedure: Function, several: Sequence[Sequence[Any]]) -> list[Any]:

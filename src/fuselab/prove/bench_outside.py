@@ -22,8 +22,7 @@ import torch
 
 from fuselab.measure.statistics import median_interval, significant
 from fuselab.prove import asked_inputs, asked_timing
-from fuselab.prove.accuracy import Bar
-from fuselab.prove.asked_calls import each
+from fuselab.prove.bar_of_end import bar_of_end
 from fuselab.prove.bench_work import SLACK
 from fuselab.prove.facts import Facts
 from fuselab.prove.held import CandidateError, RemoteError, results, said
@@ -219,13 +218,7 @@ def _batch(clock: Clock, args: Sequence[Any], count: int, chance: random.Random)
 
 def _problem(reference: Process, args: Sequence[Any], found: Sequence[Any]) -> str | None:
     """Return what is wrong with the outputs of a timed call, or None."""
-    bar = Bar(
-        lambda values: reference.ask(results, *values),
-        args,
-        [],
-        SLACK,
-        together=lambda several: reference.ask(each, results, [tuple(one) for one in several]),
-    )
+    bar = bar_of_end(reference, results, args, arguments=tuple, slack=SLACK)
     if len(found) != len(bar.eager):
         return f"a timed call returns {len(found)} outputs"
     problems = (judgement.problem for judgement in bar.judge(found))

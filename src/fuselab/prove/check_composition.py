@@ -17,11 +17,11 @@ from torch.utils import _pytree as pytree
 from fuselab.composition import Composition
 from fuselab.errors import ArgumentError
 from fuselab.op import dtype_name
-from fuselab.prove.accuracy import Bar
-from fuselab.prove.asked_calls import by_definitions, each
+from fuselab.prove.bar_of_end import bar_of_end
 from fuselab.prove.draw import RecordedDraw
 from fuselab.prove.held import End, HeldWhole, Here, RemoteError, said
 from fuselab.prove.result import Group, Result, Verdict
+from fuselab.prove.trials import Outcome, judged
 
 TRIALS = {True: 4, False: 24}  # by whether the check is quick
 SECONDS = {True: 20.0, False: 300.0}
@@ -66,6 +66,7 @@ class Whole:
     name: str
     operators: tuple[str, ...]  # their short names
     dtypes: tuple[torch.dtype, ...]
+    arguments: tuple[str, ...]  # their names
     differentiable: tuple[bool, ...]  # by argument
     has_draw: bool
 
@@ -84,11 +85,12 @@ class Whole:
 def whole_facts(held: HeldWhole) -> dict[str, Any]:
     """Return what ``Whole`` says of a composition, as plain values. A procedure."""
     composition = held.composition
-    names = inspect.signature(composition.reference).parameters
+    names = tuple(inspect.signature(composition.reference).parameters)
     return {
         "name": composition.name,
         "operators": tuple(op.short_name for op in composition.operators),
         "dtypes": tuple(composition.dtypes),
+        "arguments": names,
         "differentiable": tuple(name not in composition.frozen for name in names),
         "has_draw": composition.draw is not None,
     }
@@ -121,22 +123,26 @@ def _group(
             continue
         args, lines = drawn
         try:
-            judged = _judged(whole, args)
+            outcome = _judged(whole, args)
         except Exception as error:
-            judged = (float("inf"), 0.0, 0.0, f"raised {said(error, 200)}")
-        if judged is None:
+            outcome = Outcome(f"raised {said(error, 200)}", share_of_bar=float("inf"))
+        if outcome is None:
             result = replace(result, unsupported=result.unsupported + 1)
             continue
-        share, ours, eager, problem = judged
         result = replace(result, trials=result.trials + 1)
-        if share >= result.share_of_bar:
-            result = replace(result, share_of_bar=share, ours_ulp=ours, eager_ulp=eager)
-        if problem is not None:
+        if outcome.share_of_bar >= result.share_of_bar:
+            result = replace(
+                result,
+                share_of_bar=outcome.share_of_bar,
+                ours_ulp=outcome.ours_ulp,
+                eager_ulp=outcome.eager_ulp,
+            )
+        if outcome.problem is not None:
             repeat = f"fuselab check {spec} --dtype {dtype_name(dtype)} --seed {seed}"
             result = replace(
                 result,
                 verdict=Verdict.FAIL,
-                reason=problem,
+                reason=outcome.problem,
                 case=tuple(lines),
                 repeat_command=f"{repeat} --quick" if quick else repeat,
             )
@@ -166,9 +172,8 @@ def whole_trial(
         return None
 
 
-def _judged(whole: Whole, args: Sequence[Any]) -> tuple[float, float, float, str | None] | None:
-    """Return the share of the bar, both errors in ulp and what is wrong; None where the reference
-    refuses the inputs."""
+def _judged(whole: Whole, args: Sequence[Any]) -> Outcome | None:
+    """Return the outcome of one trial; None where the reference refuses the inputs."""
     values = [
         arg.detach().requires_grad_(arg.is_floating_point() and is_differentiable)
         if isinstance(arg, Tensor)
@@ -176,23 +181,26 @@ def _judged(whole: Whole, args: Sequence[Any]) -> tuple[float, float, float, str
         for is_differentiable, arg in zip(whole.differentiable, args, strict=True)
     ]
     try:
-        bar = Bar(
-            lambda values: whole.reference.ask(whole_results, list(values)),
-            values,
-            [],
-            composed=lambda values: whole.reference.ask(
-                by_definitions, whole_results, list(values)
-            ),
-            together=lambda several: whole.reference.ask(
-                each, whole_results, [(list(values),) for values in several]
-            ),
-        )
+        bar = bar_of_end(whole.reference, whole_results, values)
     except (RemoteError, RuntimeError, ValueError, TypeError, IndexError):
         return None
-    judgements = bar.judge(whole.candidate.ask(whole_results, values))
-    worst = max(judgements, key=lambda one: one.share_of_bar)
-    problem = next((one.problem for one in judgements if one.problem), None)
-    return worst.share_of_bar, worst.ours_ulp, worst.eager_ulp, problem
+    bar.names = _result_names(whole, values, len(bar.eager))
+    return judged(bar, whole.candidate.ask(whole_results, values))
+
+
+def _result_names(whole: Whole, values: Sequence[Any], count: int) -> list[str]:
+    """Return the name of each of the ``count`` results that ``whole_results`` gives."""
+    tensors = [
+        (name, value.requires_grad)
+        for name, value in zip(whole.arguments, values, strict=True)
+        if isinstance(value, Tensor)
+    ]
+    behind = [
+        *(f"gradient of {name}" for name, needs_gradient in tensors if needs_gradient),
+        *(f"{name} after the call" for name, needs_gradient in tensors if not needs_gradient),
+    ]
+    outputs = count - len(behind)
+    return [*(["output"] if outputs == 1 else map("output {}".format, range(outputs))), *behind]
 
 
 def whole_results(function: Callable[..., Any], values: Sequence[Any]) -> list[Tensor | None]:
@@ -207,7 +215,7 @@ def whole_results(function: Callable[..., Any], values: Sequence[Any]) -> list[T
     results = [value for value in pytree.tree_leaves(output) if isinstance(value, Tensor)]
     roots = [value for value in results if value.requires_grad]
     wanted = [value for value in values if isinstance(value, Tensor) and value.requires_grad]
-    gradients: Sequence[Tensor | None] = ()
+    gradients: Sequence[Tensor | None] = [None] * len(wanted)
     if roots and wanted:
         upstream = [_upstream(place, root) for place, root in enumerate(roots)]
         gradients = torch.autograd.grad(roots, wanted, upstream, allow_unused=True)

@@ -33,9 +33,9 @@ from fuselab.measure.statistics import significant
 from fuselab.measure.verdict import verdict
 from fuselab.prove import asked_problem, asked_timing
 from fuselab.prove.accuracy import Bar
-from fuselab.prove.asked_calls import each
 from fuselab.prove.asked_memory import arguments_after, storage_bytes
 from fuselab.prove.asked_problem import ANSWER, PROBLEM, model_results
+from fuselab.prove.bar_of_end import bar_of_end
 from fuselab.prove.held import CandidateError, RemoteError, said
 from fuselab.prove.outside_clock import Clock, drawn_change, own_copies
 from fuselab.prove.processes import CALL_LIMIT_S, Process
@@ -136,22 +136,13 @@ class Problem:
 
     def bar(self, args: Sequence[Any]) -> Bar:
         """Return the bar for the outputs of a call."""
-
-        def asked(values: Sequence[Any]) -> tuple[Any, ...]:
-            return self.seed, list(values)
-
-        found = Bar(
-            lambda values: self.reference.ask(model_results, *asked(values)),
-            # The dtype of the arithmetic is a value too, so that the bar widens it with the others.
+        # The dtype of the arithmetic is a value too, so that the bar widens it with the others.
+        return bar_of_end(
+            self.reference,
+            model_results,
             [*args, torch.float32],
-            [],
-            together=lambda several: self.reference.ask(
-                each, model_results, [asked(values) for values in several]
-            ),
+            arguments=lambda values: (self.seed, list(values)),
         )
-        count = len(found.eager)
-        found.names = ["output"] if count == 1 else [f"output {place}" for place in range(count)]
-        return found
 
 
 def judge_problem(

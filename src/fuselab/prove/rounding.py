@@ -15,6 +15,11 @@ which is the size of that error, not its worst case: its square is the sum of th
 roundings of half an ulp, each of a partial sum, and partial sums grow evenly (Higham and Mary
 2019). The roundings of equal terms have one sign and add up: a sum of them moves by n / 3 of half
 an ulp. A product of matrices is a sum of K terms.
+
+A run also shows whether the computation can jump: whether any of its operators, such as a
+comparison, a sign or a sort, may give another result for inputs that are a rounding apart. A
+continuous computation moves by about as much under every set of roundings, so few sets show how
+much; a jump shows only under the few sets that take it to the other side.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fuselab.op import tensors_in
 from fuselab.prove.definitions import definitions
 
 _aten = torch.ops.aten
@@ -39,7 +45,8 @@ _PRODUCTS |= {_aten.addmm: (1, 2), _aten.baddbmm: (1, 2), _aten.addmv: (1, 2)}
 _EXACT = frozenset(
     getattr(_aten, name)
     for name in (
-        *("abs", "amax", "amin", "cat", "clamp", "clamp_max", "clamp_min", "clone", "copy"),
+        *("abs", "amax", "amin", "bernoulli", "bernoulli_", "cat", "clamp", "clamp_max"),
+        *("clamp_min", "clone", "copy"),
         *("_to_copy", "constant_pad_nd", "copysign", "cummax", "cummin", "embedding", "empty"),
         *("empty_like", "empty_strided", "eye", "fill", "flip", "full", "full_like", "gather"),
         *("glu_jvp", "index", "index_copy", "index_put", "index_select", "isnan", "kthvalue"),
@@ -53,18 +60,47 @@ _EXACT = frozenset(
     )
 )
 
+# Operators whose results move a little where their floating inputs move a little. Of those that
+# compute, any other one counts as one that can jump.
+_CONTINUOUS = frozenset(
+    getattr(_aten, name)
+    for name in (
+        *("_log_softmax", "_softmax", "_to_copy", "abs", "acos", "acosh", "add", "add_"),
+        *("addmm", "addmv", "amax", "amin", "asin", "asinh", "atan", "atanh", "baddbmm", "bmm"),
+        *("cat", "clamp", "clamp_", "clamp_max", "clamp_max_", "clamp_min", "clamp_min_"),
+        *("clone", "conj_physical", "constant_pad_nd", "convolution", "convolution_backward"),
+        *("copy", "copy_", "cos", "cosh", "cumprod", "cumsum", "div", "div_", "dot", "elu"),
+        *("embedding", "embedding_dense_backward", "empty_like", "erf", "erfc", "exp", "exp2"),
+        *("expm1", "fill", "flip", "full_like", "gather", "gelu", "hypot", "index"),
+        *("index_add", "index_copy", "index_put", "index_put_", "index_select", "leaky_relu"),
+        *("lerp", "log", "log10", "log1p", "log2", "masked_fill", "masked_fill_", "maximum"),
+        *("mean", "minimum", "mm", "mul", "mul_", "mv", "neg", "new_empty"),
+        *("new_empty_strided", "new_full", "new_ones", "new_zeros", "ones_like", "pow", "prod"),
+        *("reciprocal", "relu", "repeat", "roll", "rsqrt", "scatter", "scatter_add"),
+        *("select_backward", "select_scatter", "sigmoid", "sin", "sinh", "slice_backward"),
+        *("slice_scatter", "sqrt", "stack", "sub", "sub_", "sum", "tanh", "tril", "triu"),
+        *("unfold_backward", "where", "zero_", "zeros_like"),
+    )
+)
+
 
 @functools.cache
 def _all_definitions() -> dict[Any, Any]:
-    return {**core_aten_decompositions(), **definitions()}
+    found = {**core_aten_decompositions(), **definitions()}
+    # By its definition it would draw other numbers: the moved results must drop the same elements.
+    found.pop(_aten.bernoulli.default, None)
+    return found
 
 
 class Rounded(TorchDispatchMode):
-    """Move every result by at most ``unit`` of itself, at random after ``seed``."""
+    """Move every result by at most ``unit`` of itself, at random after ``seed``.
+
+    ``jumps`` says after a run whether any operator of it was one that can jump.
+    """
 
     def __init__(self, seed: int, unit: float) -> None:
         super().__init__()
-        self.unit, self.seed = unit, seed
+        self.unit, self.seed, self.jumps = unit, seed, False
         self.definitions = _all_definitions()
         self.least = 2.0**-149 if unit > 2.0**-52 else 2.0**-1074
 
@@ -81,7 +117,10 @@ class Rounded(TorchDispatchMode):
         found = func(*args, **kwargs)
         schema = func._schema
         is_view = any(one.alias_info is not None for one in schema.returns)
-        if func.overloadpacket in _EXACT or (is_view and not schema.is_mutable):
+        if is_view and not schema.is_mutable:
+            return found
+        self.jumps |= _can_jump(func, args, kwargs, found)
+        if func.overloadpacket in _EXACT:
             return found
         if isinstance(found, Tensor):
             return self._moved(found, self._factor(func, args, kwargs, found), schema.is_mutable)
@@ -126,6 +165,17 @@ class Rounded(TorchDispatchMode):
             root = (one.square() @ other.square()).sqrt()
             return torch.maximum(found.abs(), _rounding_of(one.shape[-1], one @ other, root))
         return None
+
+
+def _can_jump(func: Any, args: Sequence[Any], kwargs: dict[str, Any], found: Any) -> bool:
+    """Return whether an operator may give another result for floating inputs a rounding apart."""
+    if (
+        func.overloadpacket in _CONTINUOUS
+        and kwargs.get("rounding_mode") is None
+        and all(tensor.is_floating_point() for tensor in tensors_in([found]))
+    ):
+        return False
+    return any(tensor.is_floating_point() for tensor in tensors_in([*args, *kwargs.values()]))
 
 
 def _is_equal(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:

@@ -16,7 +16,7 @@ from fuselab.op import dtype_name as name_of_dtype
 from fuselab.prove import asked_inputs
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import differentiable, tensor_names, written_places
-from fuselab.prove.asked_calls import by_definitions, by_rounding, each
+from fuselab.prove.bar_of_end import as_one_list, bar_of_end
 from fuselab.prove.draw import LARGE, LAYOUTS, VALUES, RecordedDraw, describe
 from fuselab.prove.facts import CaseFacts, Facts, facts_of
 from fuselab.prove.held import End, Held, Here, RemoteError, results, said
@@ -65,7 +65,8 @@ class Subject:
     the ends work; tensors that come from another process lie on the CPU here. ``first`` marks the
     first of the dtypes under check. ``spec`` is the text by which the user named the operator; a
     failure's command repeats it. ``budget_s`` is the time in seconds for all checks; None selects
-    the default of ``fuselab.prove.check_group``.
+    the default of ``fuselab.prove.check_group``. ``copies`` bounds how many copies of the inputs a
+    bar measures eager's error on; None makes as many as ``fuselab.prove.accuracy`` says.
     """
 
     op: Facts
@@ -80,6 +81,7 @@ class Subject:
     first: bool = True
     spec: str = ""
     budget_s: float | None = None
+    copies: int | None = None
 
     @classmethod
     def here(
@@ -128,20 +130,10 @@ class Subject:
         results."""
 
         def asked(values: Sequence[Any]) -> tuple[Any, ...]:
-            return (*options, *values) if procedure is results else (*options, list(values))
+            return (*options, *(values if procedure is results else as_one_list(values)))
 
-        return Bar(
-            lambda values: self.reference.ask(procedure, *asked(values)),
-            values,
-            names,
-            composed=lambda values: self.reference.ask(by_definitions, procedure, *asked(values)),
-            rounded=lambda seed, unit, values: self.reference.ask(
-                by_rounding, seed, unit, procedure, *asked(values)
-            ),
-            together=lambda several: self.reference.ask(
-                each, procedure, [asked(values) for values in several]
-            ),
-        )
+        bar = bar_of_end(self.reference, procedure, values, names, asked)
+        return bar if self.copies is None else bar.with_few_copies(self.copies)
 
     @property
     def dtype_name(self) -> str:

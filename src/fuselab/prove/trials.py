@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -72,6 +72,7 @@ class Check:
     deep: bool = False
 
 
+_COPIES_OF_A_SEARCH = 4
 _TRIES_AFTER_A_DEATH = 12  # each starts a process, which takes up to a second
 _DRAWS = 20  # how often a trial of a ``non_empty`` check is drawn anew
 LEAST_SHARE = 0.25  # the share of a check's trials that is run even after its time has ended
@@ -220,30 +221,7 @@ def _failure(
 ) -> Result:
     """Return the failure with its smallest case; an operator's own case is not shrunk."""
     if check.source == "draws" and still_answers(subject):
-        smallest = (trial, outcome)
-
-        def fails(choices: Sequence[int]) -> Sequence[int] | None:
-            nonlocal smallest
-            replayed = _replay(subject, check, choices) if still_answers(subject) else None
-            if replayed is None:
-                return None
-            found = attempt(subject, check, replayed)
-            if found.problem is None:
-                return None
-            if len(replayed.draw.choices) <= len(smallest[0].draw.choices):
-                smallest = (replayed, found)
-            return list(replayed.draw.choices)
-
-        tries = check.shrink_tries
-        if outcome.tries is not None:
-            tries = min(tries, outcome.tries)
-        choices = shrink(trial.draw.choices, fails, tries)
-        if smallest[0].draw.choices != choices and still_answers(subject):
-            replayed = _replay(subject, check, choices)
-            if replayed is not None:
-                again = attempt(subject, check, replayed)
-                smallest = (replayed, again if again.problem is not None else outcome)
-        trial, outcome = smallest
+        trial, outcome = _smallest(subject, check, trial, outcome)
     if check.source == "draws":
         label = ".".join(str(choice) for choice in trial.draw.choices)
     spec = subject.spec or subject.op.name
@@ -265,6 +243,56 @@ def _failure(
         outcome.share_of_bar,
         tried,
     )
+
+
+def _smallest(
+    subject: Subject, check: Check, trial: Trial, outcome: Outcome
+) -> tuple[Trial, Outcome]:
+    """Return the smallest case that was found to fail, and how it fails.
+
+    The search judges with few copies, a narrower bar that takes a small part of the time. What it
+    finds is held against the whole bar; if that accepts it, the search is made again with it.
+    """
+    found = _search(replace(subject, copies=_COPIES_OF_A_SEARCH), check, trial, outcome)
+    if found[0] is trial or not still_answers(subject):
+        return trial, outcome
+    replayed = _replay(subject, check, found[0].draw.choices)
+    if replayed is not None:
+        confirmed = attempt(subject, check, replayed)
+        if confirmed.problem is not None:
+            return replayed, confirmed
+    return _search(subject, check, trial, outcome) if still_answers(subject) else (trial, outcome)
+
+
+def _search(
+    subject: Subject, check: Check, trial: Trial, outcome: Outcome
+) -> tuple[Trial, Outcome]:
+    """Return the smallest case that fails by the subject's bar, and how; the given ones where no
+    smaller case fails."""
+    smallest = (trial, outcome)
+
+    def fails(choices: Sequence[int]) -> Sequence[int] | None:
+        nonlocal smallest
+        replayed = _replay(subject, check, choices) if still_answers(subject) else None
+        if replayed is None:
+            return None
+        found = attempt(subject, check, replayed)
+        if found.problem is None:
+            return None
+        if len(replayed.draw.choices) <= len(smallest[0].draw.choices):
+            smallest = (replayed, found)
+        return list(replayed.draw.choices)
+
+    tries = check.shrink_tries
+    if outcome.tries is not None:
+        tries = min(tries, outcome.tries)
+    choices = shrink(trial.draw.choices, fails, tries)
+    if smallest[0].draw.choices != choices and still_answers(subject):
+        replayed = _replay(subject, check, choices)
+        if replayed is not None:
+            again = attempt(subject, check, replayed)
+            smallest = (replayed, again if again.problem is not None else outcome)
+    return smallest
 
 
 def still_answers(subject: Subject) -> bool:

@@ -17,9 +17,10 @@ for its rows and one for its columns, whatever its rank.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -32,6 +33,8 @@ from fuselab.errors import ContractError
 ROW_LOOPS, COLUMN_LOOPS = 4, 3  # the most loops that a kernel has
 CHOSEN = "?"  # a dimension along which the kernel computes the position
 _INT32_MAX = 2**31 - 1
+# A launch is planned for all tensors of its alignment, of which this is the unit.
+_PAIRS_ALIGNMENT = 16
 
 
 def arithmetic_dtype(*tensors: Tensor) -> torch.dtype:
@@ -50,6 +53,16 @@ class Loops:
     @property
     def numel(self) -> int:
         return math.prod(self.sizes)
+
+    def halved(self, operands: Collection[int]) -> Loops:
+        """Return the loops with half the strides of some operands."""
+        return Loops(
+            self.sizes,
+            tuple(
+                tuple(stride // 2 for stride in strides) if place in operands else strides
+                for place, strides in enumerate(self.strides)
+            ),
+        )
 
     def padded(self, count: int) -> Loops:
         """Return ``count`` loops, those added outermost and of size 1."""
@@ -83,10 +96,14 @@ class Sweep:
         written: the results, likewise; they are dense.
         in_order: whether the kernel goes over the columns in the order of the axes, as a running
             sum does; else the loop with the smallest steps is the innermost.
+        for_results: tensors of the dtypes of all floating results that are computed from what is
+            written, where only later kernels read it. If all of them have 16 bits, it need not be
+            exact to the last of 32 bits.
 
     Attributes:
         tensors: all operands, None for positions.
-        on_rows, on_columns: whether each operand has an axis of the rows, or of the columns.
+        on_rows, on_columns, on_whole: whether each operand has an axis of the rows, one of the
+            columns, or both.
         read: the number of operands that are read.
         steps: the strides of the dimensions that are ``?``, operand by operand.
 
@@ -101,9 +118,11 @@ class Sweep:
         read: Sequence[tuple[Tensor | None, str]],
         written: Sequence[tuple[Tensor, str]],
         in_order: bool = False,
+        for_results: Sequence[Tensor] = (),
     ) -> None:
         self.read = len(read)
         self.in_order = in_order
+        self.for_results = tuple(for_results)
         self._lay_out(rows, columns, [*read, *written])
         if self._is_too_deep():
             copied = [
@@ -136,6 +155,7 @@ class Sweep:
         self.tensors = tuple(tensor for tensor, _ in operands)
         self.on_rows = tuple(any(axis in rows for axis in own) for own in steps)
         self.on_columns = tuple(any(axis in columns for axis in own) for own in steps)
+        self.on_whole = tuple(all(pair) for pair in zip(self.on_rows, self.on_columns, strict=True))
         self.rows = _collapsed(list(rows), sizes, steps)
         self.columns = _collapsed(list(columns), sizes, steps, self.in_order)
         if not columns:
@@ -156,6 +176,34 @@ class Sweep:
         self.rows = Loops(
             tuple(self.rows.sizes[loop] for loop in order),
             tuple(tuple(strides[loop] for loop in order) for strides in self.rows.strides),
+        )
+
+    def in_pairs(self, pairs: Sequence[tuple[int, int]]) -> Sweep | None:
+        """Return the sweep with strides of these operands that count pairs of elements, or None
+        unless all of them are interleaved: the second operand of each has the element behind each
+        of the first one's, and such pairs of 32 or 64 bits lie at multiples of their size."""
+        if not all(self._is_interleaved(*pair) for pair in pairs):
+            return None
+        halved = {place for pair in pairs for place in pair}
+        found = copy.copy(self)
+        found.rows, found.columns = self.rows.halved(halved), self.columns.halved(halved)
+        for name in ("is_wide", "rows_are_contiguous"):
+            found.__dict__.pop(name, None)
+        return found
+
+    def _is_interleaved(self, first: int, second: int) -> bool:
+        one, other = self.tensors[first], self.tensors[second]
+        if one is None or other is None:
+            return False
+        strides = self.rows.strides[first] + self.columns.strides[first]
+        return (
+            one.dtype == other.dtype
+            and one.element_size() in (2, 4)
+            and other.data_ptr() - one.data_ptr() == one.element_size()
+            and one.data_ptr() % _PAIRS_ALIGNMENT == 0
+            and strides == self.rows.strides[second] + self.columns.strides[second]
+            and 2 in strides
+            and all(stride % 2 == 0 for stride in strides)
         )
 
     @cached_property

@@ -61,6 +61,66 @@ def load(pointer, is_row, is_column):
 
 
 @triton.jit
+def of_pairs(pointer, PAIRED: tl.constexpr):
+    """Return the pointer to elements of 16 or 32 bits as one to pairs of them, if ``PAIRED``."""
+    if PAIRED:
+        if pointer.dtype.element_ty.primitive_bitwidth == 16:
+            pointer = tl.cast(pointer, tl.pointer_type(tl.int32), bitcast=True)
+        else:
+            pointer = tl.cast(pointer, tl.pointer_type(tl.int64), bitcast=True)
+    return pointer
+
+
+@triton.jit
+def load_pairs(first, second, is_row, is_column, PAIRED: tl.constexpr):
+    """Load the elements of two blocks. If ``PAIRED``, those of the second are the neighbours of
+    those of the first, which is a pointer to pairs: a pair is loaded as one integer."""
+    if PAIRED:
+        pair = load(first, is_row, is_column)
+        element = second.dtype.element_ty
+        if element.primitive_bitwidth == 16:
+            one, other = pair.to(tl.int16), (pair >> 16).to(tl.int16)
+        else:
+            one, other = pair.to(tl.int32), (pair >> 32).to(tl.int32)
+        one, other = one.to(element, bitcast=True), other.to(element, bitcast=True)
+    else:
+        one, other = load(first, is_row, is_column), load(second, is_row, is_column)
+    return one, other
+
+
+@triton.jit
+def store_pairs(first, second, one, other, exists, PAIRED: tl.constexpr):
+    """Store two blocks where ``exists``; see ``load_pairs``."""
+    element = second.dtype.element_ty
+    one, other = one.to(element), other.to(element)
+    if PAIRED:
+        if element.primitive_bitwidth == 16:
+            low = one.to(tl.uint16, bitcast=True).to(tl.uint32)
+            high = other.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
+            pair = (low | high).to(tl.int32, bitcast=True)
+        else:
+            low = one.to(tl.uint32, bitcast=True).to(tl.uint64)
+            high = other.to(tl.uint32, bitcast=True).to(tl.uint64) << 32
+            pair = (low | high).to(tl.int64, bitcast=True)
+        tl.store(first, pair, exists)
+    else:
+        tl.store(first, one, exists)
+        tl.store(second, other, exists)
+
+
+@triton.jit
+def of_rows(values):
+    """Return a value for each row as the column of a block. That of a single row is made of a
+    scalar, which has no layout: else a block computed with it can change its layout in shared
+    memory, element by element."""
+    if values.shape[0] == 1:
+        column = tl.full((1, 1), tl.sum(values), values.dtype)
+    else:
+        column = values[:, None]
+    return column
+
+
+@triton.jit
 def position_of(index, sizes):
     """Return the position that comes ``index`` steps after the first, the last loop innermost."""
     inner = ()
@@ -280,13 +340,13 @@ def flat(position, sizes):
 @triton.jit
 def larger(a, b):
     """Return the larger of two values, NaN if one is NaN, as PyTorch does."""
-    return tl.where((a != a) | (a > b), a, b)
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def smaller(a, b):
     """Return the smaller of two values, NaN if one is NaN, as PyTorch does."""
-    return tl.where((a != a) | (a < b), a, b)
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

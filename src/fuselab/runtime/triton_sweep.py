@@ -31,7 +31,7 @@ LONG_LOOP = 2048  # columns from which the innermost loop is swept over alone
 MOST_PARTIALS = 8192  # partial results that a program adds up: those of its rows
 PROGRAMS_PER_MULTIPROCESSOR = 16  # to which rows are shared out
 SUMMING_PROGRAMS_PER_MULTIPROCESSOR = 4  # to which rows are shared out that are also summed
-_WARP_ELEMENTS = 1024  # of a block that a warp works on
+_WARP_ELEMENTS = 1024  # of a block that a warp works on, of one operand
 
 # What tuning may choose from: how often the elements of a block and its warps are doubled, from the
 # choice that is made by size. The first is that choice itself.
@@ -87,6 +87,8 @@ class TritonSweeps:
         reducing: the kernels that reduce, by name.
         backward: whether the kernels are those of the backward.
         held: the names of the results that only later kernels read.
+        pairs: the kernels with operands that may lie interleaved, each with the places of two such
+            operands among all, the one with the first element before the other.
     """
 
     def __init__(
@@ -96,12 +98,14 @@ class TritonSweeps:
         reducing: Mapping[str, Reducing],
         backward: bool = False,
         held: Sequence[str] = (),
+        pairs: Mapping[str, Sequence[tuple[int, int]]] | None = None,
     ) -> None:
         self._kernels = kernels
         self._op_name = op_name
         self._implementation = "triton_backward" if backward else "triton"
         self._reducing = dict(reducing)
         self._held = frozenset(f"{name}_pointer" for name in held)
+        self._pairs = dict(pairs or {})
 
     def run(
         self, name: str, swept: Sweep, compute: torch.dtype, numbers: Sequence[int] = ()
@@ -118,6 +122,9 @@ class TritonSweeps:
         if not (swept.rows.numel or sums) or not (reducing or swept.columns.numel):
             return
         kernel = getattr(self._kernels, name)
+        pairs = self._pairs.get(name, ())
+        paired = swept.in_pairs(pairs) if pairs else None
+        swept = paired or swept
         tensors = [tensor for tensor in swept.tensors if tensor is not None]
         block = self._tuned(name, swept, reducing, tensors)
         constants = {
@@ -126,6 +133,7 @@ class TritonSweeps:
             "WIDE": swept.is_wide,
             "BLOCK_ROWS": block.rows,
             "BLOCK_COLUMNS": block.columns,
+            **({"PAIRED": paired is not None} if pairs else {}),
         }
         if reducing is None:
             across = ceil_div(swept.columns.numel, block.columns)
@@ -204,8 +212,8 @@ class TritonSweeps:
         self, name: str, swept: Sweep, compute: torch.dtype, sums: int
     ) -> dict[str, Any]:
         """Return the dtype of the arithmetic, and whether all results of a kernel are rounded to 16
-        bits. What only later kernels read does not count; a kernel that writes nothing else is
-        exact."""
+        bits. What only later kernels read does not count; of a kernel that writes nothing else, the
+        results count that are computed from it, where they are known."""
         import triton.language as tl
 
         written = [tensor for tensor in swept.tensors[swept.read :] if tensor is not None]
@@ -216,7 +224,7 @@ class TritonSweeps:
             names = [*names, *getattr(self._kernels, f"{name}_sums").arg_names[1 : 1 + sums]]
         results = [
             tensor for name, tensor in zip(names, written, strict=True) if name not in self._held
-        ]
+        ] or swept.for_results
         return {
             "COMPUTE": tl.float64 if compute == torch.float64 else tl.float32,
             "ROUNDED": bool(results)
@@ -317,14 +325,14 @@ def _rows(
         elif not reducing.sums and line // 2 * whole <= ONE_BLOCK:  # half cache lines, but once
             down, across = line // 2, whole
         else:
-            down, across = line, looped // line
+            down, across = line, (looped if reducing.sums else looped // 2) // line
     elif _has_steps_between(swept) and whole > looped:
         down, across = 1, _wide(swept.columns.sizes[-1], looped)
     elif whole <= ONE_BLOCK:
         down, across = min(rows, max(1, elements // whole)), whole
     else:
         down, across = 1, looped
-    of_a_warp = _WARP_ELEMENTS // 2 if reducing.sums else _WARP_ELEMENTS
+    of_a_warp = _of_a_warp(swept, down, across, reducing)
     block = Block(down, across, _warps(down * across, of_a_warp))
     parts = _parts(swept, block, device) if reducing.is_shared else 1
     if reducing.sums:
@@ -336,6 +344,24 @@ def _rows(
     if parts == 1 and block.columns >= columns:
         parts = 0
     return replace(block, parts=parts)
+
+
+def _of_a_warp(swept: Sweep, rows: int, columns: int, reducing: Reducing) -> int:
+    """Return how many elements of a block with reductions a warp works on, as measured on an H200.
+
+    More warps hide more of the memory's latency; fewer need fewer steps across warps to reduce a
+    row, of which a block of neighbouring rows in memory has most.
+    """
+    reads = sum(map(bool, swept.on_whole[: swept.read]))
+    writes = any(swept.on_whole[swept.read :])
+    is_whole = columns >= swept.columns.numel
+    if reducing.sums:
+        return _WARP_ELEMENTS // 2
+    if swept.rows_are_contiguous:
+        return 2 * _WARP_ELEMENTS if is_whole else _WARP_ELEMENTS
+    if is_whole:  # a row is kept in registers, that of each operand
+        return _WARP_ELEMENTS // 2 if rows == 1 and reads > 1 and writes else _WARP_ELEMENTS
+    return _WARP_ELEMENTS if writes else _WARP_ELEMENTS // 2
 
 
 def _columns(swept: Sweep, width: int, doublings: int, device: torch.device) -> Block:

@@ -163,7 +163,8 @@ def _choices(op_name: str, device: str) -> dict[tuple[str, str], Config]:
     found = _saved.get((op_name, device))
     if found is None:
         found = {}
-        for file in (shipped_file(registered()[op_name], device), user_file(device)):
+        op = registered().get(op_name)  # None of a package that is only looked at
+        for file in (*([shipped_file(op, device)] if op else []), user_file(device)):
             found |= choices_in(file, op_name)
         _saved[op_name, device] = found
     return found

@@ -62,6 +62,8 @@ class Operator:
     ``reference`` defines it in plain PyTorch, for ``parameters`` tensors, and returns a tensor, or
     a tuple of ``outputs`` tensors. ``supports(*args)`` is None where the kernels take the
     arguments, else the reason. ``autocast(dtype, *args)`` casts as ``torch.autocast`` does.
+    ``residuals(*args)`` defines the ``kept`` tensors that kernels return behind the outputs, for
+    the backward.
     """
 
     name: str
@@ -73,6 +75,8 @@ class Operator:
     supports: Callable[..., str | None]
     gradient: Differentiation | None = None
     autocast: Callable[..., Sequence[Tensor]] | None = None
+    residuals: Callable[..., tuple[Tensor, ...]] | None = None
+    kept: int = 0
 
     @property
     def raw_forward(self) -> Any:
@@ -105,6 +109,10 @@ class Operator:
             if usable and reason is None and devices == {kernels.device}:
                 return name
         return "reference"
+
+    def for_users(self, returned: Any) -> Any:
+        """Return what a forward ``returned``, without the tensors kept for the backward."""
+        return _result(returned[: self.outputs]) if self.kept else returned
 
 
 def public_function(op: Operator) -> Callable[..., Any]:
@@ -149,8 +157,8 @@ def _call(key: str, args: tuple[Any, ...], implementation: str) -> Any:
     # Function is applied wherever a gradient may be taken. Dynamo takes it for needed ones only.
     may_need = torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if op.gradient is not None and (needs_gradient or may_need):
-        return _Forward.apply(key, implementation, *args)
-    return op.raw_forward(*args, implementation)
+        return op.for_users(_Forward.apply(key, implementation, *args))
+    return op.for_users(op.raw_forward(*args, implementation))
 
 
 class _Forward(torch.autograd.Function):
@@ -168,13 +176,15 @@ class _Forward(torch.autograd.Function):
         op = OPERATORS[ctx.key]
         assert op.gradient is not None
         ctx.save_for_backward(*op.gradient.save(output, *args))
-        if op.outputs > 1:
-            ctx.mark_non_differentiable(*(one for one in output if not one.is_floating_point()))
+        if op.outputs + op.kept > 1:
+            whole = (one for one in output[: op.outputs] if not one.is_floating_point())
+            ctx.mark_non_differentiable(*whole, *output[op.outputs :])
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         needs = tuple(ctx.needs_input_grad[2:])
         saved = ctx.saved_tensors
+        upstream = upstream[: OPERATORS[ctx.key].outputs]
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             found = _Backward.apply(ctx.key, ctx.implementation, needs, *upstream, *saved)
         else:
@@ -239,7 +249,7 @@ def _register(op: Operator, key: str) -> None:
     given = ", ".join(f"Tensor argument_{place}" for place in range(op.parameters))
     _define(
         library,
-        f"{key}({given}, str implementation) -> {_tensors(op.outputs)}",
+        f"{key}({given}, str implementation) -> {_tensors(op.outputs + op.kept)}",
         functools.partial(_forward, op),
         functools.partial(_fake_forward, op),
     )
@@ -276,9 +286,12 @@ def _result(tensors: Sequence[Tensor]) -> Any:
 
 
 def _by_reference(op: Operator, args: Sequence[Tensor]) -> Any:
-    """Return what the reference computes, as tensors that share no memory with the arguments."""
-    returned = without_autocast(op.reference, args)
-    return _result(unshared(tensors_in((returned,)), args))
+    """Return what the reference computes, and what kernels keep for the backward, as tensors that
+    share no memory with the arguments."""
+    returned = tensors_in((without_autocast(op.reference, args),))
+    if op.residuals is not None:
+        returned += without_autocast(op.residuals, args)
+    return _result(unshared(returned, args))
 
 
 def _forward(op: Operator, *args: Any) -> Any:

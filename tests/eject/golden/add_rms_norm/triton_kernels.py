@@ -11,6 +11,7 @@ from fuselab.runtime.triton_loops import (
     load,
     load_partials,
     numel,
+    of_rows,
     offset,
     partials_of_turn,
     share_of_columns,
@@ -66,7 +67,7 @@ def add_rms_norm(
             mean += tl.where(exists, hidden * hidden, 0.0)
     else:
         mean = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
-    mean = tl.sum(mean, 1, keep_dims=True)
+    mean = of_rows(tl.sum(mean, 1))
     if SWEEP == 1:
         store_partial(partials_pointer, 0, mean, BLOCK_ROWS, PARTS)
         return
@@ -165,8 +166,8 @@ def add_rms_norm_backward(
         else:
             mean = load_partials(turn_partials, 0, BLOCK_ROWS, PARTS)
             sum_2 = load_partials(turn_partials, 1, BLOCK_ROWS, PARTS)
-        mean = tl.sum(mean, 1, keep_dims=True)
-        sum_2 = tl.sum(sum_2, 1, keep_dims=True)
+        mean = of_rows(tl.sum(mean, 1))
+        sum_2 = of_rows(tl.sum(sum_2, 1))
         if SWEEP == 1:
             store_partial(turn_partials, 0, mean, BLOCK_ROWS, PARTS)
             store_partial(turn_partials, 1, sum_2, BLOCK_ROWS, PARTS)

@@ -9,6 +9,7 @@ from fuselab.runtime.triton_loops import (
     larger,
     load,
     load_partials,
+    of_rows,
     offset,
     share_of_columns,
     smaller,
@@ -114,7 +115,7 @@ def clamped_backward_grad_bias(
             sum_1 += tl.where(exists, grad_x, 0.0)
     else:
         sum_1 = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
-    sum_1 = tl.sum(sum_1, 1, keep_dims=True)
+    sum_1 = of_rows(tl.sum(sum_1, 1))
     if SWEEP == 1:
         store_partial(partials_pointer, 0, sum_1, BLOCK_ROWS, PARTS)
         return

@@ -10,6 +10,7 @@ from fuselab.runtime.triton_loops import (
     load,
     load_partials,
     numel,
+    of_rows,
     offset,
     share_of_columns,
     store_partial,
@@ -52,7 +53,7 @@ def instance_norm_relu(
             instance_norm_total += tl.where(exists, x, 0.0)
     else:
         instance_norm_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
-    instance_norm_total = tl.sum(instance_norm_total, 1, keep_dims=True)
+    instance_norm_total = of_rows(tl.sum(instance_norm_total, 1))
     if SWEEP == 1:
         store_partial(partials_pointer, 0, instance_norm_total, BLOCK_ROWS, PARTS)
         return
@@ -69,7 +70,7 @@ def instance_norm_relu(
             instance_norm_squares += tl.where(exists, instance_norm * instance_norm, 0.0)
     else:
         instance_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
-    instance_norm_squares = tl.sum(instance_norm_squares, 1, keep_dims=True)
+    instance_norm_squares = of_rows(tl.sum(instance_norm_squares, 1))
     if SWEEP == 2:
         store_partial(partials_pointer, 1, instance_norm_squares, BLOCK_ROWS, PARTS)
         return
@@ -129,7 +130,7 @@ def instance_norm_relu_backward(
             instance_norm_total += tl.where(exists, x, 0.0)
     else:
         instance_norm_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
-    instance_norm_total = tl.sum(instance_norm_total, 1, keep_dims=True)
+    instance_norm_total = of_rows(tl.sum(instance_norm_total, 1))
     if SWEEP == 1:
         store_partial(partials_pointer, 0, instance_norm_total, BLOCK_ROWS, PARTS)
         return
@@ -146,7 +147,7 @@ def instance_norm_relu_backward(
             instance_norm_squares += tl.where(exists, sub_21 * sub_21, 0.0)
     else:
         instance_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
-    instance_norm_squares = tl.sum(instance_norm_squares, 1, keep_dims=True)
+    instance_norm_squares = of_rows(tl.sum(instance_norm_squares, 1))
     if SWEEP == 2:
         store_partial(partials_pointer, 1, instance_norm_squares, BLOCK_ROWS, PARTS)
         return
@@ -172,8 +173,8 @@ def instance_norm_relu_backward(
     else:
         sum_2 = load_partials(partials_pointer, 2, BLOCK_ROWS, PARTS)
         sum_1 = load_partials(partials_pointer, 3, BLOCK_ROWS, PARTS)
-    sum_2 = tl.sum(sum_2, 1, keep_dims=True)
-    sum_1 = tl.sum(sum_1, 1, keep_dims=True)
+    sum_2 = of_rows(tl.sum(sum_2, 1))
+    sum_1 = of_rows(tl.sum(sum_1, 1))
     if SWEEP == 3:
         store_partial(partials_pointer, 2, sum_2, BLOCK_ROWS, PARTS)
         store_partial(partials_pointer, 3, sum_1, BLOCK_ROWS, PARTS)

@@ -10,6 +10,7 @@ from fuselab.runtime.triton_loops import (
     load,
     load_partials,
     numel,
+    of_rows,
     offset,
     share_of_columns,
     store_partial,
@@ -51,7 +52,7 @@ def mean_of_two(
             mean += tl.where(exists, x, 0.0)
     else:
         mean = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
-    mean = tl.sum(mean, 1, keep_dims=True)
+    mean = of_rows(tl.sum(mean, 1))
     if SWEEP == 1:
         store_partial(partials_pointer, 0, mean, BLOCK_ROWS, PARTS)
         return
@@ -99,7 +100,7 @@ def mean_of_two_backward(
             mean += tl.where(exists, x, 0.0)
     else:
         mean = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
-    mean = tl.sum(mean, 1, keep_dims=True)
+    mean = of_rows(tl.sum(mean, 1))
     if SWEEP == 1:
         store_partial(partials_pointer, 0, mean, BLOCK_ROWS, PARTS)
         return

@@ -11,6 +11,7 @@ from fuselab.runtime.triton_loops import (
     load,
     load_partials,
     numel,
+    of_rows,
     offset,
     partials_of_turn,
     share_of_columns,
@@ -64,7 +65,7 @@ def residual_norm(
             normed_total += tl.where(exists, hidden, 0.0)
     else:
         normed_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
-    normed_total = tl.sum(normed_total, 1, keep_dims=True)
+    normed_total = of_rows(tl.sum(normed_total, 1))
     if SWEEP == 1:
         store_partial(partials_pointer, 0, normed_total, BLOCK_ROWS, PARTS)
         return
@@ -85,7 +86,7 @@ def residual_norm(
             normed_squares += tl.where(exists, normed * normed, 0.0)
     else:
         normed_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
-    normed_squares = tl.sum(normed_squares, 1, keep_dims=True)
+    normed_squares = of_rows(tl.sum(normed_squares, 1))
     if SWEEP == 2:
         store_partial(partials_pointer, 1, normed_squares, BLOCK_ROWS, PARTS)
         return
@@ -178,7 +179,7 @@ def residual_norm_backward(
                 normed_total += tl.where(exists, hidden, 0.0)
         else:
             normed_total = load_partials(turn_partials, 0, BLOCK_ROWS, PARTS)
-        normed_total = tl.sum(normed_total, 1, keep_dims=True)
+        normed_total = of_rows(tl.sum(normed_total, 1))
         if SWEEP == 1:
             store_partial(turn_partials, 0, normed_total, BLOCK_ROWS, PARTS)
         else:
@@ -200,7 +201,7 @@ def residual_norm_backward(
                     normed_squares += tl.where(exists, normed * normed, 0.0)
             else:
                 normed_squares = load_partials(turn_partials, 1, BLOCK_ROWS, PARTS)
-            normed_squares = tl.sum(normed_squares, 1, keep_dims=True)
+            normed_squares = of_rows(tl.sum(normed_squares, 1))
             if SWEEP == 2:
                 store_partial(turn_partials, 1, normed_squares, BLOCK_ROWS, PARTS)
             else:
@@ -255,8 +256,8 @@ def residual_norm_backward(
                 else:
                     sum_1 = load_partials(turn_partials, 2, BLOCK_ROWS, PARTS)
                     sum_2 = load_partials(turn_partials, 3, BLOCK_ROWS, PARTS)
-                sum_1 = tl.sum(sum_1, 1, keep_dims=True)
-                sum_2 = tl.sum(sum_2, 1, keep_dims=True)
+                sum_1 = of_rows(tl.sum(sum_1, 1))
+                sum_2 = of_rows(tl.sum(sum_2, 1))
                 if SWEEP == 3:
                     store_partial(turn_partials, 2, sum_1, BLOCK_ROWS, PARTS)
                     store_partial(turn_partials, 3, sum_2, BLOCK_ROWS, PARTS)

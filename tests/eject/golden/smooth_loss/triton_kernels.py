@@ -9,6 +9,7 @@ from fuselab.runtime.triton_loops import (
     load,
     load_partials,
     numel,
+    of_rows,
     offset,
     share_of_columns,
     store_partial,
@@ -60,7 +61,7 @@ def smooth_loss(
             )
     else:
         huber_loss_2 = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
-    huber_loss_2 = tl.sum(huber_loss_2, 1, keep_dims=True)
+    huber_loss_2 = of_rows(tl.sum(huber_loss_2, 1))
     if SWEEP == 1:
         store_partial(partials_pointer, 0, huber_loss_2, BLOCK_ROWS, PARTS)
         return

@@ -10,6 +10,7 @@ from fuselab.runtime.triton_loops import (
     larger,
     load,
     load_partials,
+    of_rows,
     offset,
     share_of_columns,
     store_partial,
@@ -50,7 +51,7 @@ def soft_maximum(
             logsumexp = larger(logsumexp, tl.where(exists, x, float('-inf')))
     else:
         logsumexp = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
-    logsumexp = tl.reduce(logsumexp, 1, larger, keep_dims=True)
+    logsumexp = of_rows(tl.reduce(logsumexp, 1, larger))
     if SWEEP == 1:
         store_partial(partials_pointer, 0, logsumexp, BLOCK_ROWS, PARTS)
         return
@@ -67,7 +68,7 @@ def soft_maximum(
             logsumexp_3 += tl.where(exists, math.exp(x - logsumexp_2, ROUNDED), 0.0)
     else:
         logsumexp_3 = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
-    logsumexp_3 = tl.sum(logsumexp_3, 1, keep_dims=True)
+    logsumexp_3 = of_rows(tl.sum(logsumexp_3, 1))
     if SWEEP == 2:
         store_partial(partials_pointer, 1, logsumexp_3, BLOCK_ROWS, PARTS)
         return
@@ -115,7 +116,7 @@ def soft_maximum_backward(
             logsumexp = larger(logsumexp, tl.where(exists, x, float('-inf')))
     else:
         logsumexp = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
-    logsumexp = tl.reduce(logsumexp, 1, larger, keep_dims=True)
+    logsumexp = of_rows(tl.reduce(logsumexp, 1, larger))
     if SWEEP == 1:
         store_partial(partials_pointer, 0, logsumexp, BLOCK_ROWS, PARTS)
         return
@@ -132,7 +133,7 @@ def soft_maximum_backward(
             logsumexp_3 += tl.where(exists, math.exp(x - logsumexp_2, ROUNDED), 0.0)
     else:
         logsumexp_3 = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
-    logsumexp_3 = tl.sum(logsumexp_3, 1, keep_dims=True)
+    logsumexp_3 = of_rows(tl.sum(logsumexp_3, 1))
     if SWEEP == 2:
         store_partial(partials_pointer, 1, logsumexp_3, BLOCK_ROWS, PARTS)
         return

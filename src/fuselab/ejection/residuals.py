@@ -1,0 +1,203 @@
+"""Choose what a forward keeps for its backward: the small results of its reductions.
+
+The backward of a normalisation reads the mean of every row. Computed again, it takes a pass over
+the rows, in which the forward has been already; kept, it takes an element for each row. What is
+chosen here is as large as a row is short, so that keeping it moves next to no bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sympy
+from torch import fx
+
+from fuselab.ejection.capture import Captured, with_sources
+from fuselab.ejection.kernels import Kernel, ancestors, schedule
+from fuselab.ejection.loops import (
+    Call,
+    Choice,
+    Input,
+    Node,
+    Piece,
+    Pieces,
+    Pointwise,
+    Reduction,
+    Regrouped,
+    Scan,
+    View,
+    Window,
+    operands_of,
+)
+from fuselab.ejection.lower import Program
+
+LEAST = 64  # elements that are reduced to one that is worth keeping
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A value that the forward computes, ``node``, as the backward reads it, ``kept``; ``formula``
+    is the node of the captured graph that it comes from, which may have other dimensions of
+    size 1."""
+
+    node: Node
+    kept: Input
+    formula: fx.Node
+
+
+def with_residuals(
+    program: Program, captured: Captured, taken: Sequence[str]
+) -> tuple[Program, tuple[Residual, ...]]:
+    """Return the program with gradients that read what the forward keeps, and what that is.
+
+    The forward's kernels stay those that it has without: they only store more. ``taken`` are names
+    that the residuals must not have.
+    """
+    gradients = [node for node in program.gradients if node is not None]
+    if not gradients:
+        return program, ()
+    chosen = _chosen(program, gradients, captured)
+    if not chosen or not _is_free(program.outputs, list(chosen), captured.hints):
+        return program, ()
+    names = set(taken)
+    common = Counter(node.name for node in chosen)
+    residuals = []
+    for node, formula in chosen.items():
+        is_own = node.is_named and common[node.name] == 1
+        candidates = _names(node.name, "" if is_own else _operation(formula))
+        name = next(one for one in candidates if one not in names)
+        names.add(name)
+        residuals.append(Residual(node, Input(name, node.sizes, node.kind), formula))
+    new = _Substitution({one.node: one.kept for one in residuals})
+    changed = tuple(None if node is None else new.of(node) for node in program.gradients)
+    return replace(program, gradients=changed), tuple(residuals)
+
+
+def _names(name: str, operation: str) -> Iterator[str]:
+    """Yield names for a residual, such as ``softmax_amax``."""
+    if operation and not name.endswith(operation):
+        name = f"{name}_{operation}"
+    yield name
+    yield from (f"{name}_{number}" for number in itertools.count(2))
+
+
+def _operation(formula: fx.Node) -> str:
+    packet = getattr(formula.target, "overloadpacket", None)
+    return str(packet.__name__) if packet is not None else ""
+
+
+def _chosen(program: Program, gradients: Sequence[Node], captured: Captured) -> dict[Node, fx.Node]:
+    """Return the nodes that gradients read and that are worth keeping, the largest expressions of
+    the forward, each with the node of the captured graph."""
+    forward = {one for output in program.outputs for one in ancestors(output)}
+    own = {*program.outputs, *gradients}
+    upstream = {*captured.upstream}
+    formulas: dict[Node, fx.Node] = {}
+    for formula, value in program.lowered.items():
+        node = _computed(value)
+        if node in forward and node not in own and not upstream & with_sources([formula]):
+            formulas.setdefault(node, formula)
+    hints = captured.hints
+    found: dict[Node, fx.Node] = {}
+    seen: set[Node] = set()
+    stack = list(reversed(gradients))
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in formulas and _is_worth_it(node, hints):
+            found[node] = formulas[node]
+        else:
+            stack += reversed(operands_of(node))
+    for node in list(found):
+        if not _is_reduced_anew(node, found):
+            del found[node]
+    return found
+
+
+def _computed(value: Any) -> Node | None:
+    """Return the node of which ``value`` has the elements in their order, if it is a floating one
+    that a kernel computes: of a view, its source if they differ in dimensions of size 1 alone."""
+    if isinstance(value, View):
+        source = _computed(value.source)
+        kept = [size for size in value.sizes if size != 1]
+        same = source and kept == [size for size in source.sizes if size != 1]
+        return source if same and len(set(kept)) == len(kept) else None
+    is_computed = isinstance(value, (Pointwise, Reduction)) and value.kind == "float"
+    return value if is_computed else None
+
+
+def _is_reduced_anew(node: Node, others: Container[Node]) -> bool:
+    """Return whether a node takes a reduction to compute, where the others are known."""
+    stack: list[Node] = [node]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, Reduction):
+            return True
+        stack += (operand for operand in operands_of(one) if operand not in others)
+    return False
+
+
+def _is_worth_it(node: Node, hints: Mapping[sympy.Symbol, int]) -> bool:
+    """Return whether a node is computed from a reduction of many more elements than it has."""
+    size = _numel(node, hints)
+    return any(
+        isinstance(one, Reduction) and _numel(one.source, hints) >= LEAST * size
+        for one in ancestors(node)
+    )
+
+
+def _is_free(
+    outputs: Sequence[Node], kept: Sequence[Node], hints: Mapping[sympy.Symbol, int]
+) -> bool:
+    """Return whether the forward that keeps the nodes has as many kernels, which read as much."""
+
+    def work(kernels: Sequence[Kernel]) -> tuple[int, int]:
+        return len(kernels), sum(len(kernel.loads()) for kernel in kernels)
+
+    return work(schedule([*outputs, *kept], hints)) == work(schedule(outputs, hints))
+
+
+def _numel(node: Node, hints: Mapping[sympy.Symbol, int]) -> int:
+    return math.prod(int(sympy.sympify(size).subs(hints)) for size in node.sizes)
+
+
+class _Substitution:
+    """Replaces nodes, and makes those anew that are computed from them."""
+
+    def __init__(self, replaced: Mapping[Node, Node]) -> None:
+        self.known: dict[Node, Node] = dict(replaced)
+
+    def of(self, node: Node) -> Node:
+        """Return a node, computed from what takes the place of its operands."""
+        if node not in self.known:
+            changed = any(self.of(one) is not one for one in operands_of(node))
+            self.known[node] = self._anew(node) if changed else node
+        return self.known[node]
+
+    def _anew(self, node: Node) -> Node:
+        if isinstance(node, (View, Reduction, Scan, Window, Regrouped)):
+            return replace(node, source=self.of(node.source))
+        if isinstance(node, Choice):
+            places = tuple(None if one is None else self.of(one) for one in node.places)
+            return replace(node, source=self.of(node.source), places=places)
+        if isinstance(node, Pieces):
+            parts = tuple(part for one in node.parts if isinstance(part := self.of(one), Piece))
+            return replace(node, parts=parts)
+        if isinstance(node, Piece):
+            return replace(node, value=self.of(node.value))
+        if isinstance(node, Pointwise):
+            return replace(node, operands=tuple(map(self._operand, node.operands)))
+        assert isinstance(node, Call), node
+        return replace(node, operands=tuple(map(self._operand, node.operands)))
+
+    def _operand(self, operand: Any) -> Any:
+        if isinstance(operand, tuple):
+            return tuple(map(self._operand, operand))
+        return self.of(operand) if isinstance(operand, Node) else operand

@@ -1,0 +1,149 @@
+"""What an ejected forward keeps for its backward: the small results of its reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from comparing import compare
+from torch import Tensor
+
+import fuselab
+from fuselab.ejection.eject import eject
+from fuselab.ejection.package import planned_package
+from fuselab.prove.load import load_op
+from fuselab.runtime import interpreter
+
+
+def normed(x, weight, bias):
+    return F.relu(F.layer_norm(x, (x.shape[-1],), weight, bias))
+
+
+def grouped(x, weight, bias):
+    return F.silu(F.group_norm(x, 2, weight, bias))
+
+
+def weights_of(scores):
+    return torch.softmax(scores * 0.5, -1)
+
+
+def distance(student, teacher):
+    near, far = F.log_softmax(student / 2, -1), F.log_softmax(teacher / 2, -1)
+    return F.kl_div(near, far, reduction="batchmean", log_target=True)
+
+
+def with_its_scale(x):
+    scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+    return x * scale, scale
+
+
+SHAPES: dict[Callable[..., Any], tuple[tuple[int, ...], ...]] = {
+    normed: ((3, 80), (80,), (80,)),
+    grouped: ((2, 4, 6, 7), (4,), (4,)),
+    weights_of: ((2, 3, 70),),
+    distance: ((3, 90), (3, 90)),
+}
+KEPT = {
+    normed: ("layer_norm_rsqrt", "layer_norm_mean"),
+    grouped: ("group_norm_mean", "group_norm_rstd"),
+    weights_of: ("softmax_amax", "softmax_sum"),
+    distance: ("far_amax", "far_log", "near_amax", "near_log"),
+}
+
+
+def arguments(function: Callable[..., Any]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES[function]]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
+    root = tmp_path_factory.mktemp("kept")
+
+    def folder(function: Callable[..., Any]) -> Path:
+        path = root / function.__name__
+        return path if path.exists() else eject(function, *arguments(function), out=path)
+
+    return folder
+
+
+@pytest.mark.parametrize("function", SHAPES, ids=lambda one: one.__name__)
+def test_the_backward_reads_what_the_forward_kept(function: Any, folders: Any) -> None:
+    package = planned_package(function, arguments(function), {}, function.__name__)
+    assert set(package.kept) == set(KEPT[function])
+    stored = {operand.name for plan in package.forward for operand in plan.stored}
+    read = {operand.name for plan in package.backward for operand in plan.loads}
+    assert set(package.kept) <= stored & read
+
+
+@pytest.mark.parametrize("function", SHAPES, ids=lambda one: one.__name__)
+def test_the_formulas_compute_what_the_kernels_keep(function: Any, folders: Any) -> None:
+    op, args = load_op(str(folders(function))), arguments(function)
+    _, *kept = op.implementations["cpp"].forward(*args)
+    for one, other in zip(kept, op.residuals(*args), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
+        assert one.stride() == other.stride()
+
+
+@pytest.mark.parametrize("language", ["triton", "cpp"])
+@pytest.mark.parametrize("function", SHAPES, ids=lambda one: one.__name__)
+def test_values_and_gradients(function: Any, language: str, folders: Any) -> None:
+    folder = folders(function)
+    op = load_op(str(folder))
+
+    def called(direction: str) -> Callable[..., Any]:
+        if language == "cpp":
+            return getattr(op.implementations["cpp"], direction)  # type: ignore[no-any-return]
+        return lambda *args: interpreter.run(f"{folder}/op.py:{direction}_triton", *args)
+
+    compare(op, called("forward"), called("backward"), arguments(function))
+
+
+def test_users_get_the_outputs_alone_and_every_derivative(folders: Any) -> None:
+    normed_by_kernels = fuselab.operator(load_op(str(folders(normed))))
+    args = [one.double().requires_grad_() for one in arguments(normed)]
+    assert normed_by_kernels(*args).shape == (3, 80)
+    assert torch.autograd.gradcheck(normed_by_kernels, args)
+    assert torch.autograd.gradgradcheck(normed_by_kernels, args)
+
+
+def test_a_short_row_is_computed_again() -> None:
+    args = (torch.ones(3, 8), torch.ones(8), torch.ones(8))
+    assert planned_package(normed, args, {}, "normed").kept == ()
+
+
+def test_an_output_is_not_kept_twice() -> None:
+    package = planned_package(with_its_scale, (torch.ones(3, 80),), {}, "with_its_scale")
+    stored = [operand.node for plan in package.forward for operand in plan.stored]
+    assert len(stored) == len(set(stored))
+
+
+def test_a_standalone_package_keeps_them_too(tmp_path: Path) -> None:
+    folder = eject(normed, *arguments(normed), out=tmp_path / "alone_normed", standalone=True)
+    op = load_op(str(folder))
+    assert op.residual_count == 2
+    args = [one.requires_grad_() for one in arguments(normed)]
+    import importlib.util
+    import sys
+
+    spec = importlib.util.spec_from_file_location(
+        "alone_normed", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["alone_normed"] = module
+    spec.loader.exec_module(module)
+    output = module.normed(*args)
+    expected = normed(*args)
+    torch.testing.assert_close(output, expected)
+    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    found = torch.autograd.grad(output, args, upstream, create_graph=True)
+    wanted = torch.autograd.grad(expected, args, upstream, create_graph=True)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    second = torch.autograd.grad(sum(one.square().sum() for one in found), args)
+    right = torch.autograd.grad(sum(one.square().sum() for one in wanted), args)
+    torch.testing.assert_close(second, right, rtol=1e-3, atol=1e-4)
