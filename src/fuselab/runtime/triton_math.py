@@ -130,8 +130,8 @@ def tanh(x, ROUNDED: tl.constexpr):
 
 @triton.jit
 def digamma(x):
-    """Return the derivative of log(gamma(x)), by Stirling's series from 10 on; infinite at 0, NaN at
-    the negative integers."""
+    """Return the derivative of log(gamma(x)), by Stirling's series from 10 on: infinite at 0, NaN
+    at the negative integers."""
     # tan has the period pi, so that the nearest whole number keeps float32's digits at the poles.
     # In float64 PyTorch takes the part behind the point.
     whole = libdevice.nearbyint(x) if x.dtype == tl.float32 else libdevice.trunc(x)
