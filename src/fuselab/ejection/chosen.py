@@ -21,6 +21,7 @@ from fuselab.ejection.stored import constant_of
 
 ONE = sympy.Integer(1)
 MOST_COPIES = 8  # of an edge; more would be slower than a PyTorch call
+ADDED = "added_along"  # the function of runtime/scatter.py that adds at positions
 
 
 class ChosenElements(Steps):
@@ -445,8 +446,8 @@ class ChosenElements(Steps):
         sizes = self.sizes_of(node)
         return self.call(
             node,
-            "torch.zeros({1}, dtype={2}, device={0}.device)"
-            ".index_put_(({3},), {0}.to({2}), accumulate=True)",
+            f"{ADDED}(torch.zeros({{1}}, dtype={{2}}, device={{0}}.device), "
+            "0, {3}, {0}.to({2}))",
             gradient, sizes, "float", index,
         )  # fmt: skip
 
@@ -505,8 +506,11 @@ class ChosenElements(Steps):
         base, index = self.known[node.args[0]], self.known[node.args[2]]
         if not base.sizes:
             self.refuse(node)
-        dim = node.args[1] % len(base.sizes)
-        return self.put(node, base, (*[None] * dim, index), self.known[node.args[3]], True)
+        dim, values = node.args[1] % len(base.sizes), self.known[node.args[3]]
+        if not index.sizes:
+            return self.put(node, base, (*[None] * dim, index), values, True)
+        template = f"{ADDED}(BASE, {{4}}, {{3}}, {{0}}.to({{2}}))"
+        return self.added(node, base, template, values, index, dim)
 
     def op_index_copy(self, node: FxNode) -> Node:
         return self.scattered_anywhere(node, "index_copy_")

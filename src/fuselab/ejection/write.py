@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fuselab.ejection import emit_cpp, emit_cuda, emit_triton
+from fuselab.ejection.chosen import ADDED
 from fuselab.ejection.fold import formatted
+from fuselab.ejection.kernels import in_order
+from fuselab.ejection.loops import Call
 from fuselab.ejection.package import UNORDERED, Package
 from fuselab.ejection.write_cases import factors, smaller_shapes
 from fuselab.ejection.write_gradient import gradient_text
@@ -117,6 +120,7 @@ def _imports(package: Package, has_gradient: bool) -> str:
         f"from fuselab.op import {', '.join(contract)}",
         "from fuselab.runtime.cpp_sweep import CppSweeps",
         "from fuselab.runtime.cuda_sweep import CudaSweeps",
+        *call_imports(package),
         f"from fuselab.runtime.signature import {', '.join(signature)}",
         "from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype",
         f"from fuselab.runtime.triton_sweep import {', '.join(triton_names(package))}, configs",
@@ -127,6 +131,13 @@ def _imports(package: Package, has_gradient: bool) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def call_imports(package: Package) -> list[str]:
+    """Return the line that imports what the PyTorch calls of the launchers are made with."""
+    calls = [one.operator for one in in_order(package.program.results) if isinstance(one, Call)]
+    is_used = any(ADDED in call for call in calls)
+    return [f"from fuselab.runtime.scatter import {ADDED}"] if is_used else []
 
 
 def gradient_import(package: Package) -> list[str]:

@@ -26,6 +26,7 @@ from fuselab.ejection.package import Package
 from fuselab.ejection.write import (
     autocast_helper,
     autocast_text,
+    call_imports,
     declaration_text,
     draw_text,
     example_case,
@@ -125,6 +126,7 @@ def _launchers(package: Package) -> str:
         *gradient_import(package),
         "from .reference import reference",
         "from fuselab.runtime.cpp_sweep import CppSweeps",
+        *call_imports(package),
         f"from fuselab.runtime.signature import {', '.join(signature)}",
         f"from fuselab.runtime.standalone.operator import {', '.join(declared)}, public_function",
         "from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype",
