@@ -110,7 +110,9 @@ def divisions(x, y):
     by = y.detach().abs() + 0.5
     whole = torch.div(x * 9, by, rounding_mode="floor") + torch.div(x, by, rounding_mode="trunc")
     rounded = torch.round(x, decimals=1) + torch.round(y * 40, decimals=-1)
-    return whole + torch.fmod(x * 7, y) + torch.remainder(x * 7, by) + torch.frac(x) * x + rounded
+    signs = torch.signbit(x * 0) + torch.copysign(y, x.round())
+    remainders = torch.fmod(x * 7, y) + torch.remainder(x * 7, by) + torch.frac(x) * x
+    return whole + remainders + rounded + signs
 
 
 def integers(one, other):

@@ -136,6 +136,25 @@ def test_the_eps_of_an_rms_norm_is_the_one_that_was_written(tmp_path: Path) -> N
     assert supports(*(one.double() for one in args)).startswith("argument 1 is float64")
 
 
+def standardised(x):
+    return (x - x.mean(-2, keepdim=True)) / (x.std(-2, keepdim=True, correction=0) + 0.1)
+
+
+def test_a_number_divided_by_a_count_is_in_the_dtype_of_the_arithmetic(tmp_path: Path) -> None:
+    """Triton computes 2 / 129 in float32 where neither is a tensor of float64."""
+    eject(standardised, torch.ones(3, 4), out=tmp_path / "standardised")
+    x = torch.linspace(-1, 2, 129, dtype=torch.float64).reshape(129, 1).requires_grad_()
+    upstream = torch.linspace(0, 1, 129, dtype=torch.float64).reshape(129, 1).sin()
+    op = load_op(str(tmp_path / "standardised"))
+    with torch.no_grad():
+        saved = op.gradient.save(standardised(x), x)
+    found = interpreter.run(
+        f"{tmp_path / 'standardised'}/op.py:backward_triton", [True], upstream, *saved
+    )
+    (expected,) = torch.autograd.grad(standardised(x), x, upstream)
+    torch.testing.assert_close(found[0], expected, rtol=1e-12, atol=1e-14)
+
+
 def normalised_alone(x, other):
     whole = x.amax((0, 1), keepdim=True)
     return torch.nn.functional.layer_norm(whole + other, (1,), eps=0.5)

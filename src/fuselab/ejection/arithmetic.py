@@ -3,6 +3,7 @@ remainders, conditions, casts, and tensors of one number."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -81,6 +82,33 @@ class Arithmetic(Moments):
             square = Pointwise(**common, function="mul", operands=(base, base))
             return self.pointwise(node, "mul", (square, base))
         return self.pointwise(node, "pow", (base, exponent))
+
+    def op_signbit(self, node: FxNode) -> Node:
+        return self.pointwise(node, "same", (self.is_negative(node, self.known[node.args[0]]),))
+
+    def op_copysign(self, node: FxNode) -> Node:
+        value, sign = self.values(node.args)
+        size = self.step(node, "size", "abs", value)
+        negative = self.step(node, "negative", "neg", size)
+        if not isinstance(sign, Node):
+            return negative if math.copysign(1.0, sign.value) < 0 else size
+        return self.pointwise(node, "where", (self.is_negative(node, sign), negative, size))
+
+    def is_negative(self, node: FxNode, value: Node) -> Node:
+        """Return whether a number is negative, as -0.0 is and NaN is not."""
+        if value.kind != "float":
+            return self.step(node, "is_negative", "lt", value, Constant(0), kind="bool")
+        inverse = self.step(node, "inverse", "reciprocal", value, kind="float")
+        negative, below_zero, is_zero = (
+            self.step(node, label, function, one, Constant(0.0), kind="bool")
+            for label, function, one in (
+                ("is_negative", "lt", value),
+                ("is_below", "lt", inverse),
+                ("is_zero", "eq", value),
+            )
+        )
+        negative_zero = self.step(node, "is_negative_zero", "and", below_zero, is_zero)
+        return self.step(node, "is_negative", "or", negative, negative_zero, kind="bool")
 
     def op_polygamma(self, node: FxNode) -> Node:
         order, value = number_of(node.args[0]), self.known[node.args[1]]

@@ -239,9 +239,15 @@ class Function:
         if one.function == "div" and isinstance(by, Constant) and is_power_of_two(by.value):
             one = Apply("mul", (one.operands[0], Constant(1 / by.value)), one.kind)
         template = TRITON[one.function]
+        # Of numbers alone Triton computes in float32, whatever the arithmetic's dtype.
+        is_of_numbers = one.kind == "float" and not any(
+            isinstance(operand, (Apply, Load, Reduced, Scanned)) for operand in one.operands
+        )
         texts = []
         for place, operand in enumerate(one.operands):
             text = self.value(operand)
+            if is_of_numbers and isinstance(operand, Size):
+                text = f"tl.cast({text}, COMPUTE)"
             is_repeated = template.count(f"{{{place}}}") > 1
             if isinstance(operand, Apply) and operand not in self.known:
                 if len(text) > LONG or is_repeated:
