@@ -95,7 +95,8 @@ def smooth_loss_backward(
     target = load(target_pointer + offset(element, target_strides), is_row, is_column).to(COMPUTE)
     sub_2 = prediction - target
     grad_output = tl.load(grad_output_pointer).to(COMPUTE)
-    true_divide_tensor = 1.0 / (width_count * length_count)
+    mul_tensor = tl.cast(width_count, COMPUTE) * tl.cast(length_count, COMPUTE)
+    true_divide_tensor = 1.0 / mul_tensor
     mul_10 = grad_output * (-1 * true_divide_tensor)
     mul_12 = grad_output * true_divide_tensor
     sub_3 = target - prediction
