@@ -155,6 +155,17 @@ def test_a_number_divided_by_a_count_is_in_the_dtype_of_the_arithmetic(tmp_path:
     torch.testing.assert_close(found[0], expected, rtol=1e-12, atol=1e-14)
 
 
+def away_from_the_largest(x, y):
+    return torch.hypot(x.amax(), y)
+
+
+def test_the_interpreter_computes_a_function_of_a_scalar_and_a_block(tmp_path: Path) -> None:
+    x, y = torch.tensor([3.0, -9.0]), torch.tensor([[4.0, 0.0, -4.0]])
+    eject(away_from_the_largest, x, y, out=tmp_path / "away")
+    found = interpreter.run(f"{tmp_path / 'away'}/op.py:forward_triton", x, y)
+    assert found.tolist() == [[5.0, 3.0, 5.0]]
+
+
 def normalised_alone(x, other):
     whole = x.amax((0, 1), keepdim=True)
     return torch.nn.functional.layer_norm(whole + other, (1,), eps=0.5)

@@ -65,7 +65,9 @@ def _interpreted(function: Callable[..., Tensor]) -> Callable[..., Any]:
         import triton.language as tl
         from triton.runtime.interpreter import TensorHandle
 
-        first = next(operand for operand in operands if isinstance(operand, tl.tensor))
+        given = [operand for operand in operands if isinstance(operand, tl.tensor)]
+        # A block beside a scalar gives a block.
+        first = next((one for one in given if one.type.is_block()), given[0])
         arrays = [
             operand.handle.data if isinstance(operand, tl.tensor) else operand
             for operand in operands
