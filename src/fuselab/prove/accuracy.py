@@ -192,7 +192,7 @@ def judge(
     column = int(_error(ours[row], exact[row]).argmax())
     problem = (
         f"row {row} of {len(ours)} is off by {worst:.3g} ulp where eager is off by "
-        f"{worst_eager:.3g}: "
+        f"{worst_eager:.3g} and {worst / worst_share:.3g} are allowed: "
         f"column {column} is {float(ours[row, column]):.9g}, "
         f"float64 says {float(exact[row, column]):.9g}"
     )
