@@ -63,6 +63,7 @@ KERNEL_FUNCTIONS = (
     "load",
     "load_pairs",
     "load_partials",
+    "load_rows",
     "numel",
     "of_pairs",
     "of_rows",

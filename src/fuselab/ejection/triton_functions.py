@@ -402,7 +402,7 @@ class Rows(Function):
     def loaded(self, operand: Operand, one: Load) -> str:
         axes = self.plan.axes_of(one)
         if not axes & self.column_axes and axes & self.row_axes:
-            return f"tl.load({self.address(operand)}, is_row)"
+            return f"load_rows({self.address(operand)}, is_row)"
         return super().loaded(operand, one)
 
     def address(self, operand: Operand) -> str:

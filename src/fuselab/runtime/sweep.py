@@ -101,8 +101,7 @@ class Sweep:
 
     Attributes:
         tensors: all operands, None for positions.
-        on_rows, on_columns, on_whole: whether each operand has an axis of the rows, one of the
-            columns, or both.
+        on_rows, on_columns: whether each operand has an axis of the rows, or of the columns.
         read: the number of operands that are read.
         steps: the strides of the dimensions that are ``?``, operand by operand.
 
@@ -151,7 +150,6 @@ class Sweep:
         self.tensors = tuple(tensor for tensor, _ in operands)
         self.on_rows = tuple(any(axis in rows for axis in own) for own in steps)
         self.on_columns = tuple(any(axis in columns for axis in own) for own in steps)
-        self.on_whole = tuple(all(pair) for pair in zip(self.on_rows, self.on_columns, strict=True))
         self.rows = _collapsed(list(rows), sizes, steps)
         self.columns = _collapsed(list(columns), sizes, steps, self.in_order)
         if not columns:

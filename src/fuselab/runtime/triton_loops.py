@@ -121,6 +121,17 @@ def of_rows(values):
 
 
 @triton.jit
+def load_rows(pointer, is_row):
+    """Load an element for each row, once: see ``load`` and ``of_rows``."""
+    if len(pointer.shape) == 2 and pointer.shape[0] == is_row.shape[0]:
+        rows: tl.constexpr = [pointer.shape[0]]
+        elements = of_rows(tl.load(tl.reshape(pointer, rows), tl.reshape(is_row, rows)))
+    else:
+        elements = tl.load(pointer, is_row)
+    return elements
+
+
+@triton.jit
 def position_of(index, sizes):
     """Return the position that comes ``index`` steps after the first, the last loop innermost."""
     inner = ()

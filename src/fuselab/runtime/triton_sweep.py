@@ -30,6 +30,7 @@ LEAST_NESTED = 256  # columns of a loop between whose turns something is loaded
 LONG_LOOP = 2048  # columns from which the innermost loop is swept over alone
 MOST_PARTIALS = 8192  # partial results that a program adds up: those of its rows
 PROGRAMS_PER_MULTIPROCESSOR = 16  # to which rows are shared out
+LEAST_PROGRAMS_PER_MULTIPROCESSOR = 4  # with which rows are not shared out to be read again
 SUMMING_PROGRAMS_PER_MULTIPROCESSOR = 4  # to which rows are shared out that are also summed
 _WARP_ELEMENTS = 1024  # of a block that a warp works on, of one operand
 
@@ -318,6 +319,7 @@ def _rows(
     whole = power_of_two(columns)
     elements = int(TILE * 2.0**doublings)
     looped = int(LOOPED_BLOCK * 2.0**doublings)
+    reads, _ = _full(swept)
     if swept.rows_are_contiguous:
         line = min(rows, LINE_BYTES // max(2, width))
         if line * whole <= ONE_BLOCK // 2:
@@ -325,20 +327,23 @@ def _rows(
         elif not reducing.sums and line // 2 * whole <= ONE_BLOCK:  # half cache lines, but once
             down, across = line // 2, whole
         else:
-            down, across = line, (looped if reducing.sums else looped // 2) // line
+            is_light = reducing.stores_columns and not reducing.sums and reads < 2
+            down, across = line, (looped if is_light else looped // 2) // line
     elif _has_steps_between(swept) and whole > looped:
         down, across = 1, _wide(swept.columns.sizes[-1], looped)
     elif whole <= ONE_BLOCK:
+        if reads > 1 and reducing.stores_columns and not reducing.sums:
+            elements //= 2
         down, across = min(rows, max(1, elements // whole)), whole
     else:
         down, across = 1, looped
     of_a_warp = _of_a_warp(swept, down, across, reducing)
     block = Block(down, across, _warps(down * across, of_a_warp))
-    parts = _parts(swept, block, device) if reducing.is_shared else 1
+    parts = _parts(swept, block, device, reducing) if reducing.is_shared else 1
     if reducing.sums:
         blocks = ceil_div(swept.rows.numel, block.rows)
         block = replace(block, turns=_turns(blocks, 1, block.rows, across < columns, device))
-        parts = _parts(swept, block, device) if parts > 1 else parts
+        parts = _parts(swept, block, device, reducing) if parts > 1 else parts
     if parts > 1 and across >= columns:  # fewer columns at a time, for several programs
         block = replace(block, columns=max(16, across // parts))
     if parts == 1 and block.columns >= columns:
@@ -352,16 +357,29 @@ def _of_a_warp(swept: Sweep, rows: int, columns: int, reducing: Reducing) -> int
     More warps hide more of the memory's latency; fewer need fewer steps across warps to reduce a
     row, of which a block of neighbouring rows in memory has most.
     """
-    reads = sum(map(bool, swept.on_whole[: swept.read]))
-    writes = any(swept.on_whole[swept.read :])
+    reads, writes = _full(swept)
     is_whole = columns >= swept.columns.numel
     if reducing.sums:
         return _WARP_ELEMENTS // 2
     if swept.rows_are_contiguous:
         return 2 * _WARP_ELEMENTS if is_whole else _WARP_ELEMENTS
     if is_whole:  # a row is kept in registers, that of each operand
-        return _WARP_ELEMENTS // 2 if rows == 1 and reads > 1 and writes else _WARP_ELEMENTS
+        is_long = columns > TILE * 2
+        several = rows == 1 and reads > 1 and bool(writes) == is_long
+        return _WARP_ELEMENTS // 2 if several else _WARP_ELEMENTS
     return _WARP_ELEMENTS if writes else _WARP_ELEMENTS // 2
+
+
+def _full(swept: Sweep) -> tuple[int, int]:
+    """Return how many operands that are read, and that are written, have an element for each row
+    and column."""
+    sizes = (*swept.rows.sizes, *swept.columns.sizes)
+    strides = zip(swept.rows.strides, swept.columns.strides, strict=True)
+    full = [
+        all(step for size, step in zip(sizes, (*rows, *columns), strict=True) if size > 1)
+        for rows, columns in strides
+    ]
+    return sum(full[: swept.read]), sum(full[swept.read :])
 
 
 def _columns(swept: Sweep, width: int, doublings: int, device: torch.device) -> Block:
@@ -395,11 +413,14 @@ def _blocks_of_rows(swept: Sweep, block: Block, nested: bool) -> int:
     return swept.rows.numel // inner * ceil_div(inner, block.rows)
 
 
-def _parts(swept: Sweep, block: Block, device: torch.device) -> int:
+def _parts(swept: Sweep, block: Block, device: torch.device, reducing: Reducing) -> int:
     """Return how many programs share a row, a power of two."""
     programs = ceil_div(ceil_div(swept.rows.numel, block.rows), block.turns)
-    wanted = PROGRAMS_PER_MULTIPROCESSOR * gpu_limits.multiprocessors(device)
-    if programs == 0 or 2 * programs > wanted:
+    processors = gpu_limits.multiprocessors(device)
+    wanted = PROGRAMS_PER_MULTIPROCESSOR * processors
+    # Rows that are swept over twice come from the cache the second time, if one program does it.
+    enough = LEAST_PROGRAMS_PER_MULTIPROCESSOR * processors if reducing.stores_columns else wanted
+    if programs == 0 or 2 * programs > wanted or programs >= enough:
         return 1
     # A share of less than two blocks is not worth another launch.
     most = swept.columns.numel * block.rows // (2 * LOOPED_BLOCK)

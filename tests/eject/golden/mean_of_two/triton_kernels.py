@@ -9,6 +9,7 @@ from fuselab.runtime.triton_loops import (
     block_of_rows,
     load,
     load_partials,
+    load_rows,
     numel,
     of_rows,
     offset,
@@ -110,7 +111,7 @@ def mean_of_two_backward(
             block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
-        grad_output = tl.load(
+        grad_output = load_rows(
             grad_output_pointer + offset(row, grad_output_row_strides), is_row
         ).to(COMPUTE)
         grad_x = grad_output * math.exp(mean / columns, ROUNDED) / columns

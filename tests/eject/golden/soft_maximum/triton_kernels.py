@@ -10,6 +10,7 @@ from fuselab.runtime.triton_loops import (
     larger,
     load,
     load_partials,
+    load_rows,
     of_rows,
     offset,
     share_of_columns,
@@ -143,7 +144,7 @@ def soft_maximum_backward(
             block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
-        grad_output = tl.load(
+        grad_output = load_rows(
             grad_output_pointer + offset(row, grad_output_row_strides), is_row
         ).to(COMPUTE)
         x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
