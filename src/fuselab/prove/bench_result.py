@@ -69,7 +69,7 @@ class Record:
 
     @property
     def problem(self) -> str | None:
-        """What makes the record of an implementation a failure, or None."""
+        """The reason why the record of an implementation is a failure, or None."""
         if self.status in ("wrong", "failed"):
             return f"{self.status}: {self.reason}"
         if not self.is_above_limit or self.ceiling_share is None:

@@ -49,7 +49,7 @@ class Result:
 
     @property
     def guide(self) -> str | None:
-        """Where it is said how to mend a failure; None of what did not fail."""
+        """The page and section on how to mend a failure; None where nothing failed."""
         if self.verdict is not Verdict.FAIL:
             return None
         return f'{PAGE}, "{section_of(self.check)}"'
