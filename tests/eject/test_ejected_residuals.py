@@ -47,6 +47,7 @@ SHAPES: dict[Callable[..., Any], tuple[tuple[int, ...], ...]] = {
     weights_of: ((2, 3, 70),),
     distance: ((3, 90), (3, 90)),
 }
+COMPILED = (grouped, distance)
 KEPT = {
     normed: ("layer_norm_rsqrt", "layer_norm_mean"),
     grouped: ("group_norm_mean", "group_norm_rstd"),
@@ -80,7 +81,7 @@ def test_the_backward_reads_what_the_forward_kept(function: Any, folders: Any) -
     assert set(package.kept) <= stored & read
 
 
-@pytest.mark.parametrize("function", SHAPES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("function", COMPILED, ids=lambda one: one.__name__)
 def test_the_formulas_compute_what_the_kernels_keep(function: Any, folders: Any) -> None:
     op, args = load_op(str(folders(function))), arguments(function)
     _, *kept = op.implementations["cpp"].forward(*args)
@@ -89,26 +90,36 @@ def test_the_formulas_compute_what_the_kernels_keep(function: Any, folders: Any)
         assert one.stride() == other.stride()
 
 
-@pytest.mark.parametrize("language", ["triton", "cpp"])
 @pytest.mark.parametrize("function", SHAPES, ids=lambda one: one.__name__)
-def test_values_and_gradients(function: Any, language: str, folders: Any) -> None:
+def test_interpreted_triton(function: Any, folders: Any) -> None:
     folder = folders(function)
-    op = load_op(str(folder))
+    compare(
+        load_op(str(folder)),
+        lambda *args: interpreter.run(f"{folder}/op.py:forward_triton", *args),
+        lambda *args: interpreter.run(f"{folder}/op.py:backward_triton", *args),
+        arguments(function),
+    )
 
-    def called(direction: str) -> Callable[..., Any]:
-        if language == "cpp":
-            return getattr(op.implementations["cpp"], direction)  # type: ignore[no-any-return]
-        return lambda *args: interpreter.run(f"{folder}/op.py:{direction}_triton", *args)
 
-    compare(op, called("forward"), called("backward"), arguments(function))
+@pytest.mark.parametrize("function", COMPILED, ids=lambda one: one.__name__)
+def test_cpp(function: Any, folders: Any) -> None:
+    op = load_op(str(folders(function)))
+    cpp = op.implementations["cpp"]
+    compare(op, cpp.forward, cpp.backward, arguments(function))
 
 
 def test_users_get_the_outputs_alone_and_every_derivative(folders: Any) -> None:
-    normed_by_kernels = fuselab.operator(load_op(str(folders(normed))))
-    args = [one.double().requires_grad_() for one in arguments(normed)]
-    assert normed_by_kernels(*args).shape == (3, 80)
-    assert torch.autograd.gradcheck(normed_by_kernels, args)
-    assert torch.autograd.gradgradcheck(normed_by_kernels, args)
+    by_kernels = fuselab.operator(load_op(str(folders(grouped))))
+    output = by_kernels(*arguments(grouped), implementation="cpp")
+    torch.testing.assert_close(output, grouped(*arguments(grouped)), rtol=1e-5, atol=1e-5)
+    x, weight, bias = arguments(grouped)
+    args = [one.double().requires_grad_() for one in (x[:1, :, :1, :3], weight, bias)]
+
+    def formulas(*args: Tensor) -> Any:
+        return by_kernels(*args, implementation="reference")
+
+    assert torch.autograd.gradcheck(formulas, args)
+    assert torch.autograd.gradgradcheck(formulas, args)
 
 
 def test_a_short_row_is_computed_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -308,6 +309,46 @@ def test_a_normalisation_may_give_what_its_definition_gives_where_eager_gives_na
         ours[1] = wrong
         (found,) = bar.judge([ours[None]])
         assert found.problem.startswith("row 0, column 1 is")
+
+
+def difference_and_bias(values: Sequence[Any]) -> list[Tensor]:
+    x, weight, other, bias = values
+    return [x * weight - x * other + bias]
+
+
+def test_brackets_decide_also_beside_the_nan_of_an_input() -> None:
+    """x (w - v) is infinite where x w - x v is NaN; a NaN of the bias shows in either."""
+    x, bias = t([math.inf, 1.0, math.inf]), t([0.0, math.nan, math.nan])
+    bar = Bar(difference_and_bias, [x, t([2.0] * 3), t([1.0] * 3), bias], ["output"])
+    assert bar.eager[0].isnan().all()
+    by_other_brackets = x * 1.0 + bias
+    assert by_other_brackets[0, 0] == math.inf and bar.judge([by_other_brackets])[0].problem is None
+    for place, wrong in ((0, 3.0), (1, math.inf), (1, 1.0)):
+        ours = by_other_brackets.clone()
+        ours[0, place] = wrong
+        assert f"column {place} is" in str(bar.judge([ours])[0].problem)
+
+
+def sum_of_rows(values: Sequence[Any]) -> list[Tensor]:
+    return [values[0].sum(-1, keepdim=True)]
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        torch.full((16, 700), 0.1),
+        torch.tensor([[0.3]]).expand(16, 700),
+        torch.tensor([0.1, 0.0, 0.7, -0.3]).repeat(16, 200),
+    ],
+    ids=("equal", "stride 0", "few numbers"),
+)
+def test_equal_terms_may_be_added_one_after_the_other(terms: Tensor) -> None:
+    ours = functools.reduce(torch.add, terms.unbind(-1))[:, None]
+    bar = Bar(sum_of_rows, [terms], ["output"])
+    (found,) = bar.judge([ours])
+    assert found.problem is None and found.ours_ulp > 10
+    halved = functools.reduce(torch.add, terms.bfloat16().unbind(-1))[:, None].float()
+    assert bar.judge([halved])[0].problem is not None
 
 
 def standardised(values: Sequence[Any]) -> list[Tensor]:

@@ -28,7 +28,7 @@ from fuselab.op import Case, Cost, FusedOp, Implementation, Inputs
 from fuselab.prove import bench as bench_module
 from fuselab.prove import bench_run
 from fuselab.prove.bench import bench
-from fuselab.prove.bench_result import Bench, Group, Record
+from fuselab.prove.bench_result import Bench, Ceiling, Group, Record
 from fuselab.prove.bench_work import CaseArguments
 from fuselab.report import tables
 from fuselab.runtime import fallback
@@ -254,7 +254,39 @@ def test_more_than_the_ceiling_is_explained() -> None:
     from fuselab.prove.bench_run import _explain
 
     assert _explain(1.03) is None and _explain(None) is None
-    assert (_explain(1.04) or "").startswith("above the limit")
+    assert (_explain(1.04) or "").startswith("above the limit: ")
+
+
+@pytest.mark.parametrize(
+    ("low_us", "high_us", "is_above"),
+    [(104.0, 100.0, True), (103.0, 100.0, False), (19.0, 1.0, False), (None, 1.0, False)],
+)
+def test_a_time_is_above_the_limit_beyond_both_intervals(
+    low_us: float | None, high_us: float, is_above: bool
+) -> None:
+    """A limit of less than 20 us is mostly a call."""
+    ceiling = Ceiling("memory", "copy", 110.0, 1.0, low_us)
+    assert bench_run._is_above(ceiling, high_us) is is_above
+    assert bench_run._is_above(None, high_us) is False
+
+
+def test_an_implementation_above_the_limit_is_a_failure(
+    honest: FusedOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 0.2 TFLOP/s the declared work takes 0.3 s, however fast the machine is."""
+    timed, seeds = bench_run.Run._timed, []
+    monkeypatch.setattr(
+        bench_run.Run, "_timed", lambda self, seed: seeds.append(seed) or timed(self, seed)
+    )
+    op = replace(honest, cost=lambda input, scale: Cost(1 << 14, 1 << 14, 1 << 36))
+    result = bench(op, cases=["64x64"], providers=["clamp", "clamped"], **FAST)
+    assert seeds == [0, 1, 2]  # each time above the limit
+    (line,) = result.failures
+    assert line.startswith("64x64, float32, forward: clamped at ") and "above the limit:" in line
+    assert rows(result.groups[0])["clamp"].is_above_limit  # a peer: a remark beside the table
+    seeds.clear()
+    result = bench(honest, cases=["64x64"], providers=["clamp", "clamped"], **FAST)
+    assert result.failures == [] and seeds == [0]
 
 
 def test_default_cases_are_those_that_fit_and_quick_takes_three(honest: FusedOp) -> None:

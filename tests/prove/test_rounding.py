@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselab.prove.rounding import Rounded
+from fuselab.prove.rounding import Rounded, chance_of_equal_terms, steps
 
 UNIT = 2.0**-23
 
@@ -55,19 +56,50 @@ def test_what_writes_in_place_is_moved_in_place() -> None:
 
 
 def test_a_sum_moves_by_the_root_of_its_length() -> None:
-    terms = torch.tensor([0.5, 1.5], dtype=torch.float64).repeat(600)
-    sizes = ((moved(torch.sum, terms) - 1200) / (UNIT * 10 * 1200)).round(decimals=3)
+    terms = torch.arange(1, 1201, dtype=torch.float64)
+    sizes = ((moved(torch.sum, terms) - 720600) / (UNIT * 10 * 720600)).round(decimals=3)
     assert set(sizes.abs().tolist()) == {0.0, 1.0}
     ones = torch.ones(1200, dtype=torch.float64)  # whose roundings have one sign
-    sizes = ((moved(torch.sum, ones) - 1200) / (UNIT * 200 * 1200)).round(decimals=3)
+    sizes = ((moved(torch.sum, ones) - 1200) / (UNIT * 200 * 1200)).round(decimals=2)
     assert set(sizes.abs().tolist()) == {0.0, 1.0}
     signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(600)
     sizes = (moved(torch.sum, signs) / (UNIT * 10 * 1200**0.5)).round(decimals=3)
     assert set(sizes.abs().tolist()) == {0.0, 1.0}
-    short = (moved(torch.sum, terms[:3]) - 2.5) / (
-        UNIT * 2.5
-    )  # one rounding of the result at least
+    short = (moved(torch.sum, terms[:3]) - 6) / (UNIT * 6)  # one rounding of the result at least
     assert set(short.round(decimals=3).abs().tolist()) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("terms", "dims", "chances"),
+    [
+        ([[1.0, 1.0, 1.0], [1.0, 2.0, 3.0]], [1], [1.0, 0.0]),
+        ([[2.0, 2.0, 0.0, 0.0], [2.0, 2.0, -2.0, 5.0]], [1], [1 / 6, 0.0]),  # 0 is added exactly
+        ([[1.0, 2.0], [1.0, 2.0]], [0], [1.0, 1.0]),
+        ([[1.0, 2.0], [1.0, 2.0]], [], 1 / 3),
+        ([[1.0, 1.0], [1.0, 1.0]], [-1, 0], 1.0),
+        ([3.0], [0], 0.0),
+        (3.0, [], 0.0),
+    ],
+)
+def test_equal_terms_are_counted(terms: Any, dims: list[int], chances: Any) -> None:
+    found = chance_of_equal_terms(torch.tensor(terms, dtype=torch.float64), dims, False)
+    torch.testing.assert_close(found, torch.tensor(chances, dtype=torch.float64))
+
+
+def test_a_long_sum_shows_its_equal_terms_in_a_part_of_them() -> None:
+    rows = torch.rand(100, 1, generator=torch.Generator().manual_seed(0)).double()
+    found = chance_of_equal_terms(rows.expand(100, 1000), [], False)
+    assert 0.005 < found.item() < 0.011  # each number is 1,000 of 100,000 terms
+
+
+def test_equal_numbers_move_alike_if_asked_to() -> None:
+    x = torch.tensor([0.3, 0.3, -0.3, 0.0, 0.7], dtype=torch.float64).repeat(50)
+    for seed in range(20):
+        step = steps(x, seed, True).view(50, 5)
+        assert (step == step[0]).all() and step[0, 0] == step[0, 1] == -step[0, 2]
+        assert not step[:, 3].any()
+    assert {steps(x[:1], seed, True).item() for seed in range(20)} == {-1, 0, 1}
+    assert (steps(x, 0, False).view(50, 5).float().std(0) > 0.5).all()
 
 
 def test_a_product_of_matrices_moves_as_a_sum_of_its_terms() -> None:

@@ -65,8 +65,8 @@ def bench(
     """Time an operator's providers against eager and the limit.
 
     Providers are verified before they are timed, and timed in turns. Exit status 1: one of our
-    implementations, or with --tune one of its configurations, is wrong or failed, or something
-    became slower.
+    implementations, or with --tune one of its configurations, is wrong, failed or is above the
+    limit, or something became slower.
     """
     from fuselab.device.select import select
 
@@ -118,6 +118,8 @@ def bench(
         compared = bench_against.compare(result, earlier)
         screen.print(tables.against_table(compared))
         payload["against"] = compared
+    for line in result.failures:
+        say(f"FAIL {line}")
     if json is not None:
         files.write_json(json, payload)
     if plot is not None:

@@ -10,9 +10,10 @@ where ulp is the distance between neighbouring numbers of the output's dtype at 
 magnitude of ``exact`` in that row (never another row's), at least the smallest subnormal. NaN and
 infinities stand where eager's stand, with their sign; where ``ours`` differs from eager there, it
 must be what ``exact`` rounds to (an intermediate sum that overflows in eager's 16 bits need not
-overflow in ours). Where no input holds NaN, brackets decide between an infinity and NaN: one may
-stand for the other where eager and ``exact`` have either, and normalisations may give what their
-definition by simpler operators gives. A row in which eager has NaN and ``exact`` has a number is
+overflow in ours). Where it is no NaN of the inputs that shows, brackets decide between an infinity
+and NaN: one may stand for the other where eager and ``exact`` have either, also with numbers in the
+place of the inputs' NaN, and normalisations may give what their definition by simpler operators
+gives. A row in which eager has NaN and ``exact`` has a number is
 not judged: there an intermediate value leaves the working dtype's range (the variance of the
 largest numbers), and no order of the arithmetic that keeps to that dtype can be asked to come out
 right.
@@ -61,7 +62,7 @@ from torch import Tensor
 from fuselab.op import tensors_in
 from fuselab.prove.arguments import copy_of_storage, mapped
 from fuselab.prove.definitions import Composed
-from fuselab.prove.rounding import Rounded
+from fuselab.prove.rounding import Rounded, steps
 from fuselab.runtime.dispatch.overlap import overlaps_itself
 
 FACTOR = 4.0
@@ -140,7 +141,7 @@ def judge(
     slack: float = 1.0,
     agreed: Tensor | None = None,
     composed: Tensor | None = None,
-    nan_given: bool = True,
+    calm: Tensor | None = None,
 ) -> Judgement:
     """Judge ``ours`` against the bar.
 
@@ -148,8 +149,9 @@ def judge(
     ``eager_error`` (per row, absolute) replaces eager's own error where it is larger. The bar
     becomes ``slack`` times as wide. ``agreed`` tells which elements of an integer or boolean result
     are right although eager gives another value. ``composed`` is ``exact`` with normalisations
-    computed by simpler operators; its numbers may stand where eager has NaN. ``nan_given`` tells
-    that an input holds NaN; where none does, brackets decide between an infinity and NaN.
+    computed by simpler operators; its numbers may stand where eager has NaN. ``calm`` is ``exact``
+    with a number in the place of every NaN of the inputs: where it is not finite either, brackets
+    decide between an infinity and NaN.
     """
     if ours.shape != eager.shape:
         return _failed(f"has shape {list(ours.shape)}, eager has {list(eager.shape)}")
@@ -180,8 +182,8 @@ def judge(
     share[lost] = 0.0
     row = int(share.argmax())
     worst, worst_eager = (float(value[row] / ulp[row]) for value in (error, allowance))
-    definition = None if composed is None else as_rows(composed)
-    misplaced = _misplaced(ours, eager, exact, lost, definition, nan_given)
+    others = (None if value is None else as_rows(value) for value in (composed, calm))
+    misplaced = _misplaced(ours, eager, exact, lost, *others)
     if misplaced is not None:
         return _failed(misplaced, worst_eager)
     worst_share = float(share[row])
@@ -190,7 +192,7 @@ def judge(
     column = int(_error(ours[row], exact[row]).argmax())
     problem = (
         f"row {row} of {len(ours)} is off by {worst:.3g} ulp where eager is off by "
-        f"{worst_eager:.3g}: "
+        f"{worst_eager:.3g} and {worst / worst_share:.3g} are allowed: "
         f"column {column} is {float(ours[row, column]):.9g}, "
         f"float64 says {float(exact[row, column]):.9g}"
     )
@@ -213,7 +215,7 @@ def _misplaced(
     exact: Tensor,
     lost: Tensor,
     composed: Tensor | None,
-    nan_given: bool,
+    calm: Tensor | None,
 ) -> str | None:
     """Return what is wrong with NaN and infinities in ``ours`` outside of the rows that are
     ``lost``, or None."""
@@ -222,8 +224,8 @@ def _misplaced(
     wrong = special & ~(same | _stands_like(ours, exact)) & ~lost[:, None]
     if composed is not None:
         wrong &= ~(eager.isnan() & _stands_like(ours, composed))
-        if not nan_given:
-            wrong &= ~_by_other_brackets(ours, eager, exact, composed)
+        if calm is not None:
+            wrong &= ~_by_other_brackets(ours, eager, exact, composed, calm)
     if not bool(wrong.any()):
         return None
     row, column = (int(value) for value in wrong.nonzero()[0])
@@ -233,11 +235,15 @@ def _misplaced(
     )
 
 
-def _by_other_brackets(ours: Tensor, eager: Tensor, exact: Tensor, composed: Tensor) -> Tensor:
+def _by_other_brackets(
+    ours: Tensor, eager: Tensor, exact: Tensor, composed: Tensor, calm: Tensor
+) -> Tensor:
     """Return where an infinity stands for a NaN or a NaN for an infinity of eager's, float64's and
-    the definition's: how the terms are bracketed decides between them."""
-    infinite = ours.isinf() & eager.isnan() & exact.isnan() & composed.isnan()
-    undefined = ours.isnan() & ~eager.isfinite() & ~exact.to(ours.dtype).isfinite()
+    the definition's, also without the NaN of the inputs: how the terms are bracketed decides
+    between them."""
+    infinite = ours.isinf() & eager.isnan() & exact.isnan() & composed.isnan() & calm.isnan()
+    exact, calm = exact.to(ours.dtype), calm.to(ours.dtype)
+    undefined = ours.isnan() & ~eager.isfinite() & ~exact.isfinite() & ~calm.isfinite()
     return infinite | undefined
 
 
@@ -295,9 +301,9 @@ def nudged(value: Any, generator: torch.Generator, how: str, keep_strides: bool 
     return moved.requires_grad_(value.requires_grad)
 
 
-def rerounded(value: Any, generator: torch.Generator) -> Any:
+def rerounded(value: Any, generator: torch.Generator, alike: bool = False) -> Any:
     """Return a value for float64's reference, moved by the rounding of the arithmetic: by 2^-23 of
-    itself, or by 2^-52 where it is float64 already.
+    itself, or by 2^-52 where it is float64 already; equal elements ``alike`` or not.
 
     A number other than 0 moves by the arithmetic's smallest subnormal number at least, and none
     becomes infinite.
@@ -306,16 +312,17 @@ def rerounded(value: Any, generator: torch.Generator) -> Any:
     if not (isinstance(value, Tensor) and value.is_floating_point()):
         return wide
     wide = wide.detach()
-    step = torch.randint(-1, 2, wide.shape, generator=generator, device=generator.device)
+    seed = int(torch.randint(1 << 40, (), generator=generator, device=generator.device))
+    step = steps(wide, seed, alike)
     limits = torch.finfo(torch.float64 if value.dtype == torch.float64 else torch.float32)
     size = (wide.abs() * limits.eps).clamp(min=limits.smallest_normal * limits.eps)
-    moved = wide + torch.where(wide == 0, 0.0, step.to(wide.device) * size)
+    moved = wide + torch.where(wide == 0, 0.0, step * size)
     moved = torch.where(moved.isfinite(), moved, wide)
     return moved.requires_grad_(value.requires_grad)
 
 
 Evaluate = Callable[[Sequence[Any]], Sequence[Tensor | None]]
-EvaluateRounded = Callable[[int, float, Sequence[Any]], tuple[Sequence[Tensor | None], bool]]
+EvaluateRounded = Callable[[int, float, bool, Sequence[Any]], tuple[Sequence[Tensor | None], bool]]
 EvaluateAll = Callable[[Sequence[Sequence[Any]]], Sequence[Sequence[Tensor | None]]]
 Errors = list[Tensor | None]
 
@@ -349,10 +356,11 @@ class Bar:
         # An implementation that writes to its inputs must not change what it is judged by. Strides
         # stay: they decide the order in which eager's kernels add.
         self.values = mapped(_copy, values)
-        self.nan_given = any(bool(value.isnan().any()) for value in tensors_in(self.values))
         eager, exact = self.evaluate_all([self.values, mapped(upcast, self.values)])
         self.eager, self.exact = list(eager), list(exact)
-        self.composed: list[Tensor | None] = [None] * len(self.eager)  # made where NaN differ
+        # Made where NaN differ.
+        self.composed: list[Tensor | None] = [None] * len(self.eager)
+        self.calm: list[Tensor | None] = [None] * len(self.eager)
         self.eager_error = [
             _estimate(eager, error)
             for eager, error in zip(
@@ -403,7 +411,7 @@ class Bar:
             how = ("near", "far")[number % 2]
             if number >= self.copies:
                 how = "far" if is_double and number % 2 else "gentle"
-            self._measure_copy(generator, how, number % 4 < 2, results)
+            self._measure_copy(generator, how, number, results)
             judgements = [
                 self._judge_one(place, results[place]) if judgement.curable else judgement
                 for place, judgement in enumerate(judgements)
@@ -429,9 +437,9 @@ class Bar:
             return self.evaluate(values)
 
     def _evaluate_rounded(
-        self, seed: int, unit: float, values: Sequence[Any]
+        self, seed: int, unit: float, alike: bool, values: Sequence[Any]
     ) -> tuple[Sequence[Tensor | None], bool]:
-        with Rounded(seed, unit) as moved:
+        with Rounded(seed, unit, alike) as moved:
             return self.evaluate(values), moved.jumps
 
     def _judge_one(self, place: int, ours: Tensor | None) -> Judgement:
@@ -449,16 +457,20 @@ class Bar:
         composed = self.composed[place]
         return judge(
             *(ours, eager, exact, self.eager_error[place], self.slack),
-            *(agreed, composed, self.nan_given),
+            *(agreed, composed, self.calm[place]),
         )
 
     def _compare_definitions(self) -> None:
         """Count as errors of eager's those of the definitions by simpler operators, and keep what
-        these give in float64."""
+        these give in float64, and what float64 gives without the NaN of the inputs."""
         eager = self.evaluate_composed(mapped(_widened, self.values))
         self.composed = list(self.evaluate_composed(mapped(upcast, self.values)))
         for place, error in enumerate(_errors(eager, self.exact)):
             self._allow(place, error)
+        self.calm = self.exact
+        if any(bool(value.isnan().any()) for value in tensors_in(self.values)):
+            numbers = mapped(_without_nan, mapped(upcast, self.values))
+            self.calm = list(self.evaluate(numbers))
 
     def _allow(self, place: int, *errors: Tensor | None) -> None:
         """Raise eager's error on each row to the largest of ``errors``."""
@@ -484,14 +496,19 @@ class Bar:
         self,
         generator: torch.Generator,
         how: str,
-        keep_strides: bool,
+        number: int,
         results: Sequence[Tensor | None],
     ) -> None:
         """Measure eager's error on a moved copy of the inputs, and the effect of one more rounding,
-        and keep the larger errors; note which integers of ``results`` the copies give."""
+        and keep the larger errors; note which integers of ``results`` the copies give.
+
+        By its ``number``, half of the copies have the strides of the arguments, and in half of the
+        roundings equal numbers move alike.
+        """
+        alike = number % 4 in (0, 3)
 
         def move(value: Any) -> Any:
-            return nudged(value, generator, how, keep_strides)
+            return nudged(value, generator, how, keep_strides=number % 4 < 2)
 
         copy = mapped(move, self.values)
         exact, on_copy = self.evaluate_all([mapped(upcast, copy), copy])
@@ -499,7 +516,8 @@ class Bar:
         moved, jumps = self.evaluate_rounded(
             int(torch.randint(1 << 40, (), generator=generator, device=generator.device)),
             torch.finfo(torch.float64 if is_double else torch.float32).eps,
-            mapped(lambda value: rerounded(value, generator), self.values),
+            alike,
+            mapped(lambda value: rerounded(value, generator, alike), self.values),
         )
         self.jumps |= jumps
         others = (moved,) if how == "far" else (moved, on_copy)
@@ -526,6 +544,13 @@ def _errors(measured: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -
         else None
         for ours, truth in zip(measured, exact, strict=True)
     ]
+
+
+def _without_nan(value: Any) -> Any:
+    """Return a tensor with 1 in the place of every NaN; return anything else unchanged."""
+    if not (isinstance(value, Tensor) and value.is_floating_point()):
+        return value
+    return torch.where(value.isnan(), 1.0, value.detach()).requires_grad_(value.requires_grad)
 
 
 def _is_moderate(value: Tensor) -> bool:

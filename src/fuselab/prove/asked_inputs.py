@@ -143,6 +143,6 @@ def autocast_refusal(
     held: Held, implementation: str, autocast_dtype: torch.dtype, args: Sequence[Any]
 ) -> str | None:
     """Return why the implementation does not take what autocast makes of ``args``, or None."""
-    if held.op.autocast is None or held.op.mutates:
-        return None
-    return dispatch.why_not(held.op, implementation, held.op.autocast(autocast_dtype, *args))
+    cast = None if held.op.mutates else held.op.autocast
+    made = args if cast is None else cast(autocast_dtype, *args)
+    return dispatch.why_not(held.op, implementation, made)

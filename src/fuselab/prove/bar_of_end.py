@@ -39,8 +39,8 @@ def bar_of_end(
         names,
         slack,
         composed=lambda values: end.ask(by_definitions, procedure, *arguments(values)),
-        rounded=lambda seed, unit, values: end.ask(
-            by_rounding, seed, unit, procedure, *arguments(values)
+        rounded=lambda seed, unit, alike, values: end.ask(
+            by_rounding, seed, unit, alike, procedure, *arguments(values)
         ),
         together=lambda several: end.ask(
             each, procedure, [tuple(arguments(values)) for values in several]

@@ -35,7 +35,8 @@ class Record:
     ``reason`` says more. Times are in microseconds; ``low_us`` to ``high_us`` is the 95 % interval
     of the median. ``gbps`` and ``tflops`` count the least work (``Cost``); ``ceiling_share`` is the
     ceiling's time divided by this provider's. ``host_us`` is the median of the host's own time.
-    ``peak_bytes`` does not count the inputs. ``explain`` is set where the ceiling was exceeded.
+    ``peak_bytes`` does not count the inputs. ``explain`` is set where the ceiling was exceeded, and
+    ``is_above_limit`` where that is beyond the intervals of both times.
     """
 
     provider: str
@@ -55,6 +56,7 @@ class Record:
     tflops: float | None = None
     ceiling_share: float | None = None
     explain: str | None = None
+    is_above_limit: bool = False
     peak_bytes: int | None = None
     joules: float | None = None
     page_faults_per_call: float | None = None
@@ -65,19 +67,30 @@ class Record:
     def is_ours(self) -> bool:
         return self.kind in OURS
 
+    @property
+    def problem(self) -> str | None:
+        """The reason why the record of an implementation is a failure, or None."""
+        if self.status in ("wrong", "failed"):
+            return f"{self.status}: {self.reason}"
+        if not self.is_above_limit or self.ceiling_share is None:
+            return None
+        return f"at {100 * self.ceiling_share:.0f} % of the limit is {self.explain}"
+
 
 @dataclass(frozen=True)
 class Ceiling:
     """The least time for a case's work.
 
     It is the larger of two times: streaming just the case's bytes (``bound`` is ``memory``), or its
-    arithmetic at the rate of the library's matrix product (``bound`` is ``compute``).
+    arithmetic at the rate of the library's matrix product (``bound`` is ``compute``). ``low_us`` is
+    the lower end of its 95 % interval.
     """
 
     bound: str
     kernel: str
     median_us: float
     gbps: float | None
+    low_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -128,12 +141,13 @@ class Bench(ShownInNotebooks):
 
     @property
     def failures(self) -> list[str]:
-        """One line for every implementation of ours whose result is wrong or which failed."""
+        """One line for every implementation of ours whose result is wrong, which failed, or whose
+        time is shorter than the limit allows."""
         return [
-            f"{group.title}: {record.provider} {record.status}: {record.reason}"
+            f"{group.title}: {record.provider} {problem}"
             for group in self.groups
             for record in group.records
-            if record.is_ours and record.status in ("wrong", "failed")
+            if record.is_ours and (problem := record.problem) is not None
         ]
 
     def to_json(self) -> dict[str, Any]:

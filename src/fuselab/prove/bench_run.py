@@ -29,6 +29,9 @@ from fuselab.prove.bench_result import OURS, Ceiling, Comparison, Group, Record
 from fuselab.prove.bench_work import Calls, Work
 
 CEILING = "ceiling: "
+_ATTEMPTS = 3
+# Below this time the limit is mostly what a call of its kernel takes, and says little about bytes.
+_LEAST_LIMIT_US = 20.0
 HOST_SHARE = 3  # the host's timing gets an extra third of the device's budget
 
 
@@ -60,7 +63,15 @@ class Run:
             return self.timed()
 
     def timed(self) -> Group:
-        """Time the providers that ``prepare`` has made ready."""
+        """Time the providers that ``prepare`` has made ready, and again where one of ours is above
+        the limit: other work on the machine may have disturbed the limit's own kernel."""
+        for attempt in range(_ATTEMPTS):
+            group = self._timed(self.seed + attempt)
+            if not any(record.is_ours and record.is_above_limit for record in group.records):
+                break
+        return group
+
+    def _timed(self, seed: int) -> Group:
         candidates = [
             Candidate(name, calls.timed, functools.partial(self._verify, calls.checked))
             for name, calls in self.calls.items()
@@ -69,7 +80,7 @@ class Run:
             [*candidates, *self.streaming()],
             self.work.device,
             budget_s=self.budget_s,
-            seed=self.seed,
+            seed=seed,
             decided=self._decided,
         )
         hosts = interleave(
@@ -81,7 +92,7 @@ class Run:
             self.work.device,
             host=True,
             budget_s=self.budget_s / HOST_SHARE,
-            seed=self.seed,
+            seed=seed,
             decided=self._decided,
         )
         ceiling = self.ceiling(samples)
@@ -171,7 +182,7 @@ class Run:
         updated.
         """
         streamed = {
-            name.removeprefix(CEILING): median(found.times_us)
+            name.removeprefix(CEILING): median_interval(found.times_us)
             for name, found in samples.items()
             if name.startswith(CEILING) and found.times_us
         }
@@ -179,7 +190,7 @@ class Run:
         if not streamed or total is None:
             return None
         kernel = min(streamed, key=streamed.__getitem__)
-        stream_us = streamed[kernel]
+        stream_us, low_us, _ = streamed[kernel]
         timed_us = [
             median(found.times_us)
             for name, found in samples.items()
@@ -192,12 +203,14 @@ class Run:
                 )
         compute_us = self._compute_us()
         if compute_us > stream_us:
-            return Ceiling("compute", f"{total.unit} matrix product", significant(compute_us), None)
+            compute_us = significant(compute_us)
+            kernel = f"{total.unit} matrix product"
+            return Ceiling("compute", kernel, compute_us, None, compute_us)
         gbps = _gbps(total.bytes_moved / stream_us / 1000)
         if gbps > self.ceilings.best_gbps:
             size = self.ceilings.nearest_copy(total.bytes_moved)
             self.ceilings = measured_again(self.ceilings, self.work.device, "copy_gbps", size)
-        return Ceiling("memory", kernel, significant(stream_us), gbps)
+        return Ceiling("memory", kernel, significant(stream_us), gbps, significant(low_us))
 
     def _compute_us(self) -> float:
         rates = self.ceilings.matmul_tflops
@@ -244,6 +257,7 @@ class Run:
             tflops=significant(total.flops / middle / 1e6) if total else None,
             ceiling_share=share,
             explain=_explain(share),
+            is_above_limit=_is_above(ceiling, high),
             peak_bytes=peak_bytes(self.calls[name].timed, self.work.device),
             joules=significant(joules) if joules is not None else None,
             page_faults_per_call=(
@@ -260,9 +274,18 @@ def _explain(share: float | None) -> str | None:
     if share is None or share <= HIGHEST_PLAUSIBLE_SHARE:
         return None
     return (
-        "above the limit: a cache kept some of the bytes, the operator's cost counts bytes that "
-        "need not move, or the limit's own kernel was disturbed"
+        "above the limit: a cache kept some of the bytes, the operator's cost counts bytes or "
+        "operations that are not needed, the work is not done when the call ends, or the limit's "
+        "own kernel was disturbed"
     )
+
+
+def _is_above(ceiling: Ceiling | None, high_us: float) -> bool:
+    """Return whether the upper end of a time's interval is shorter than the lower end of the
+    limit's allows."""
+    if ceiling is None or ceiling.low_us is None or ceiling.low_us < _LEAST_LIMIT_US:
+        return False
+    return ceiling.low_us > HIGHEST_PLAUSIBLE_SHARE * high_us
 
 
 def _compare(name: str, other: str | None, samples: Mapping[str, Samples]) -> Comparison | None:

@@ -205,7 +205,10 @@ def second_derivative(subject: Subject, trial: Trial) -> Outcome:
         ),
     ]
     values = [*trial.args, upstream, *weights]
-    bar = subject.bar_for(values, names, second_derivatives, places)
+    try:
+        bar = subject.bar_for(values, names, second_derivatives, places)
+    except (RemoteError, RuntimeError):
+        return Outcome(untried=True)  # PyTorch's own does not take these inputs
     try:
         ours = subject.candidate.ask(second_derivatives, places, values)
     except CandidateError:
@@ -228,7 +231,10 @@ def gradient_penalty(subject: Subject, trial: Trial) -> Outcome:
     places = subject.differentiable(trial.args)
     arguments = tensor_names(subject.op, trial.args)
     names = [f"penalty's gradient by {arguments[place]}" for place in places]
-    bar = subject.bar_for(trial.args, names, penalty_gradients, places)
+    try:
+        bar = subject.bar_for(trial.args, names, penalty_gradients, places)
+    except (RemoteError, RuntimeError):
+        return Outcome(untried=True)  # PyTorch's own does not take these inputs
     try:
         ours = subject.candidate.ask(penalty_gradients, places, list(trial.args))
     except CandidateError:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from fuselab.notebook import ShownInNotebooks
+from fuselab.prove.guide import PAGE, section_of
 
 
 class Verdict(enum.StrEnum):
@@ -45,6 +46,13 @@ class Result:
     planned: int = 0
     unsupported: int = 0
     seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def guide(self) -> str | None:
+        """The page and section on how to mend a failure; None where nothing failed."""
+        if self.verdict is not Verdict.FAIL:
+            return None
+        return f'{PAGE}, "{section_of(self.check)}"'
 
 
 @dataclass(frozen=True)
@@ -197,14 +205,21 @@ def group_facts(group: Group) -> dict[str, Any]:
         "ours_ulp": group.ours_ulp,
         "eager_ulp": group.eager_ulp,
         "share_of_bar": group.share_of_bar,
-        "results": [asdict(result) | {"verdict": str(result.verdict)} for result in group.results],
+        "results": [
+            asdict(result) | {"verdict": str(result.verdict), "guide": result.guide}
+            for result in group.results
+        ],
     }
 
 
 def group_from_facts(facts: Mapping[str, Any]) -> Group:
     """Rebuild the group that a child process sent through ``group_facts``."""
+    known = [one.name for one in fields(Result)]
     results = [
-        Result(**{**entry, "verdict": Verdict(entry["verdict"]), "case": tuple(entry["case"])})
+        Result(
+            **{name: entry[name] for name in known}
+            | {"verdict": Verdict(entry["verdict"]), "case": tuple(entry["case"])}
+        )
         for entry in facts["results"]
     ]
     return Group(facts["implementation"], facts["dtype"], facts["where"], tuple(results))

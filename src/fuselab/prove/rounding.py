@@ -14,7 +14,11 @@ may add one after the other: by
 which is the size of that error, not its worst case: its square is the sum of the squares of n
 roundings of half an ulp, each of a partial sum, and partial sums grow evenly (Higham and Mary
 2019). The roundings of equal terms have one sign and add up: a sum of them moves by n / 3 of half
-an ulp. A product of matrices is a sum of K terms.
+an ulp, and one in which a term has m equal ones on average by sqrt(n / 3 * (1 + m / 3)), which lies
+between the two. A product of matrices is a sum of K terms. A product of n factors has n roundings.
+
+Arithmetic rounds equal numbers equally. With ``alike``, equal elements of a tensor move alike, so
+that equal terms stay equal; without, every element moves by a chance of its own.
 
 A run also shows whether the computation can jump: whether any of its operators, such as a
 comparison, a sign or a sort, may give another result for inputs that are a rounding apart. A
@@ -25,12 +29,14 @@ much; a jump shows only under the few sets that take it to the other side.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuselab.op import tensors_in
@@ -86,7 +92,7 @@ _CONTINUOUS = frozenset(
 
 @functools.cache
 def _all_definitions() -> dict[Any, Any]:
-    found = {**core_aten_decompositions(), **definitions()}
+    found = {**core_aten_decompositions(), **get_decompositions([_aten.gelu]), **definitions()}
     # By its definition it would draw other numbers: the moved results must drop the same elements.
     found.pop(_aten.bernoulli.default, None)
     return found
@@ -95,12 +101,13 @@ def _all_definitions() -> dict[Any, Any]:
 class Rounded(TorchDispatchMode):
     """Move every result by at most ``unit`` of itself, at random after ``seed``.
 
-    ``jumps`` says after a run whether any operator of it was one that can jump.
+    With ``alike``, equal elements of one result move alike. ``jumps`` says after a run whether any
+    operator of it was one that can jump.
     """
 
-    def __init__(self, seed: int, unit: float) -> None:
+    def __init__(self, seed: int, unit: float, alike: bool = False) -> None:
         super().__init__()
-        self.unit, self.seed, self.jumps = unit, seed, False
+        self.unit, self.seed, self.alike, self.jumps = unit, seed, alike, False
         self.definitions = _all_definitions()
         self.least = 2.0**-149 if unit > 2.0**-52 else 2.0**-1074
 
@@ -134,8 +141,7 @@ class Rounded(TorchDispatchMode):
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.is_meta:
             return value
         self.seed += 1
-        generator = torch.Generator(value.device).manual_seed(self.seed)
-        step = torch.randint(-1, 2, value.shape, generator=generator, device=value.device)
+        step = steps(value, self.seed, self.alike)
         size = value.abs() if size is None else size
         size = torch.where(size == 0, 0.0, (size * self.unit).clamp(min=self.least))
         moved = value + step.to(value.dtype) * size.to(value.dtype)
@@ -154,12 +160,17 @@ class Rounded(TorchDispatchMode):
             squares = func(args[0].square(), *args[1:], **kwargs)
             if packet is _aten.mean:
                 squares = squares / terms
-            return _rounding_of(terms, found, squares.sqrt(), _is_equal(args, kwargs))
+            return _rounding_of(terms, found, squares.sqrt(), _equal_terms(args, kwargs))
         if packet is _aten.cumsum:
             root = func(args[0].square(), *args[1:], **kwargs).sqrt()
-            ones = torch.ones_like(found)
-            lengths: Tensor = func(ones, *args[1:])
-            return _rounding_of(lengths, found, root, _is_equal(args, {"keepdim": True}))
+            equal = _equal_terms(args, {"keepdim": True})
+            return _rounding_of(_lengths(found, args[1]), found, root, equal)
+        if packet is _aten.cumprod:
+            growth: Tensor = (_lengths(found, args[1]) / 4).sqrt().clamp(min=1)
+            return found.abs() * growth
+        if packet is _aten.prod:
+            factors = args[0].numel() / found.numel()
+            return found.abs() * max(1.0, math.sqrt(factors / 4))
         if packet in _PRODUCTS:
             one, other = (args[place] for place in _PRODUCTS[packet])
             root = (one.square() @ other.square()).sqrt()
@@ -178,20 +189,64 @@ def _can_jump(func: Any, args: Sequence[Any], kwargs: dict[str, Any], found: Any
     return any(tensor.is_floating_point() for tensor in tensors_in([*args, *kwargs.values()]))
 
 
-def _is_equal(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """Return which sums over the dimensions in ``args`` have equal terms."""
+def steps(value: Tensor, seed: int, alike: bool) -> Tensor:
+    """Return -1, 0 or 1 for every element, at random after ``seed``; with ``alike`` the same for
+    equal elements, and for those of the other sign the opposite."""
+    if not alike:
+        generator = torch.Generator(value.device).manual_seed(seed)
+        return torch.randint(-1, 2, value.shape, generator=generator, device=value.device)
+    bits = value.detach().abs().double().contiguous().view(torch.int64)
+    for shift in (29, 32):  # two rounds of a multiplicative hash
+        bits = (bits ^ (bits >> shift) ^ seed) * 0x1B873593CC9E2D51
+    return ((bits >> 33) % 3 - 1) * value.detach().sign().nan_to_num(0.0).long()
+
+
+_MOST_TERMS = 4096  # of a sum that are compared with each other
+
+
+def _equal_terms(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    """Return the chance that two terms of a sum over the dimensions in ``args`` are equal."""
     dims = args[1] if len(args) > 1 and args[1] is not None else []
     keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
-    if not args[0].numel():
-        return torch.zeros((), dtype=torch.bool, device=args[0].device)
-    terms: Tensor = args[0]
-    return terms.amax(dims, keepdim) == terms.amin(dims, keepdim)
+    return chance_of_equal_terms(args[0], [dims] if isinstance(dims, int) else dims, keepdim)
+
+
+def chance_of_equal_terms(terms: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+    """Return, for every sum over ``dims`` (all where there are none), the chance that two of its
+    terms are equal and not 0, less the chance that they cancel, and at least 0.
+
+    Of long sums some terms, evenly spaced, are looked at.
+    """
+    places = range(terms.ndim)
+    summed = sorted(dim % terms.ndim for dim in dims) if terms.ndim and dims else [*places]
+    kept = [dim for dim in places if dim not in summed]
+    shape = [1 if dim in summed else terms.shape[dim] for dim in places]
+    lengths = shape if keepdim else [terms.shape[dim] for dim in kept]
+    count = math.prod(terms.shape[dim] for dim in summed)
+    if count < 2 or not terms.numel():
+        return terms.new_zeros(lengths)
+    several = terms.detach().permute(*kept, *summed).flatten(len(kept))
+    if count > _MOST_TERMS:
+        evenly = torch.linspace(0, count - 1, _MOST_TERMS, device=terms.device)
+        several, count = several[..., evenly.long()], _MOST_TERMS
+    ordered, order = several.abs().sort(-1)
+    group = F.pad((ordered[..., 1:] != ordered[..., :-1]).cumsum(-1), (1, 0))
+    signs = several.sign().gather(-1, order)
+    sizes = torch.zeros_like(ordered).scatter_add_(-1, group, signs)
+    chance = (sizes.square().sum(-1) - signs.abs().sum(-1)) / (count * (count - 1))
+    return chance.clamp(min=0).reshape(lengths)
+
+
+def _lengths(found: Tensor, dim: int) -> Tensor:
+    """Return how many terms each element of a running sum over ``dim`` has."""
+    return torch.ones_like(found).cumsum(dim)
 
 
 def _rounding_of(
-    terms: float | Tensor, total: Tensor, root: Tensor, is_equal: Tensor | None = None
+    terms: float | Tensor, total: Tensor, root: Tensor, equal: float | Tensor = 0.0
 ) -> Tensor:
-    """Return the size of the rounding of a sum in units of 2 * 2^-24, at least one of the sum."""
-    length = torch.as_tensor(terms, dtype=total.dtype) / 12
-    size = length.sqrt() if is_equal is None else torch.where(is_equal, 2 * length, length.sqrt())
+    """Return the size of the rounding of a sum in units of 2 * 2^-24, at least one of the sum.
+    ``equal`` is the chance that two of its terms are equal."""
+    length = torch.as_tensor(terms, dtype=total.dtype)
+    size = (length / 12 * (1 + (length - 1) * equal / 3)).sqrt()
     return torch.maximum(total.abs(), size * torch.maximum(total.abs(), root))

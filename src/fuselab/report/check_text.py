@@ -105,6 +105,7 @@ def show_failure(group: Group, failure: Result, others: list[str], console: Cons
     for repeat in (failure.repeat_command, failure.repeat_call):
         if repeat is not None:
             console.print(f"  {repeat}", markup=False, soft_wrap=True)
+    console.print(f"  How to mend it: {failure.guide}", markup=False)
     if others:
         console.print(f"  The same error in {len(others)} more: {', '.join(others)}.")
     console.print()

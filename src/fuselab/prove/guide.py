@@ -1,0 +1,34 @@
+"""The section of docs/check.md that says how to mend what a check found."""
+
+from __future__ import annotations
+
+PAGE = "docs/check.md"
+
+_CHECKS = {
+    "A value misses the bar": (
+        *("cases", "shapes", "large", "values", "precision", "mixture", "other dtypes", "whole"),
+        *("huge", "deterministic mode"),
+    ),
+    "Strides and shared memory": ("layouts", "strides", "aliases", "shared memory"),
+    "Memory that is not written, or not its own": (
+        *("written", "gradients written", "inputs unchanged", "guards", "version counters"),
+    ),
+    "Outputs of another kind": ("outputs", "held outputs", "fresh outputs", "leaks", "modes"),
+    "State that stays": (
+        *("global state", "repeated", "fresh values", "many calls", "two threads", "import"),
+    ),
+    "A gradient misses the bar": (
+        *("gradient present", "gradients", "upstream", "upstream overflow", "summed"),
+        *("some gradients", "backward twice"),
+    ),
+    "Second derivatives": ("second derivative", "gradient penalty", "gradcheck"),
+    "Inside PyTorch": ("operator", "compile", "compiled gradients", "autocast", "torch.func"),
+    "The declaration does not fit": ("coverage", "cost", "peers", "eager"),
+    "Builds, streams and graphs": ("build", "stream", "CUDA graph", "run", "interpreter"),
+}
+_SECTIONS = {check: section for section, checks in _CHECKS.items() for check in checks}
+
+
+def section_of(check: str) -> str:
+    """Return the heading in ``PAGE`` under which a failure of this check is explained."""
+    return _SECTIONS[check]
