@@ -2,7 +2,8 @@
 
 The gradient of a normalisation's weight is a sum over the rows over which the gradient of its input
 goes, of values that both need. A C++ kernel computes both in one pass: it adds to one sum for each
-column, row after row.
+column, row after row. So does a Triton kernel, which also takes sums over all elements, as the
+gradient of a scalar is: it leaves a sum for each column, which a small kernel adds up.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from fuselab.ejection.kernels import Kernel, Member
 from fuselab.ejection.loops import (
     Apply,
     Axis,
+    Constant,
     Expression,
     Index,
     Load,
@@ -24,10 +26,13 @@ from fuselab.ejection.loops import (
     Reduction,
     Scan,
     Scanned,
+    Size,
     children,
     walk,
 )
 from fuselab.ejection.stored import behind_calls
+
+LEAST_COLUMNS = 64  # for whose sums a kernel gives up running over all elements in one loop
 
 
 @dataclass(frozen=True)
@@ -41,18 +46,91 @@ class SummingKernel:
 def with_row_sums(kernels: Sequence[Kernel], to_pointwise: bool = False) -> list[SummingKernel]:
     """Return the kernels, those that only sum over the rows of an earlier one joined to it.
 
-    With ``to_pointwise``, sums that keep the innermost axis also join kernels without reductions.
+    With ``to_pointwise``, sums that keep the innermost axis also join kernels without reductions,
+    and so do sums over everything, in two steps.
     """
     found: list[SummingKernel] = []
     for kernel in kernels:
+        split = _in_two_steps(kernel) if to_pointwise else None
         for place, one in enumerate(found):
+            if _reads(kernel, found[place + 1 :]):
+                continue
             joined = _joined(one, kernel, to_pointwise)
-            if joined is not None and not _reads(kernel, found[place + 1 :]):
+            if joined is None and split is not None:
+                joined = _joined(one, split[0], to_pointwise)
+                if joined is not None:
+                    found.append(SummingKernel(split[1]))
+            if joined is not None:
                 found[place] = joined
                 break
         else:
             found.append(SummingKernel(kernel))
     return found
+
+
+def _in_two_steps(kernel: Kernel) -> tuple[Kernel, Kernel] | None:
+    """Return a kernel of sums over all elements as one of sums for each column, the innermost axis,
+    and one that adds those up; None if it is no such kernel."""
+    sums = [one for one in walk(list(kernel.values.values())) if isinstance(one, Reduced)]
+    if kernel.row_axes or len(kernel.column_axes) < 2 or not sums or not all(map(_is_sum, sums)):
+        return None
+    *outer, inner = kernel.column_axes
+    if inner.hint < LEAST_COLUMNS or any(isinstance(one, Reduced) for one in _terms(sums)):
+        return None
+    axis = Axis(inner.size, inner.hint)
+    firsts: dict[Expression, Node] = {}
+    parts: dict[Expression, Expression] = {}
+    for one in sums:
+        name = f"{kernel.names.get(one, 'total')}_of_columns"
+        first = Reduction(name, (inner.size,), "float", "", False, "sum", _summed(kernel, one))
+        firsts[one] = first
+        parts[one] = Reduced("sum", Load(first, ((axis,),)), "float")
+    values = _above(kernel, parts)
+    if values is None:
+        return None
+    columns = Kernel(
+        tuple(Member(first, ((inner,),)) for first in firsts.values()),
+        (inner,),
+        tuple(outer),
+        kernel.bound,
+        {first: one for one, first in firsts.items()},
+        kernel.names,
+        kernel.users_names,
+    )
+    members = tuple(
+        Member(one.node, (*one.index[: len(one.node.sizes)], (axis,))) for one in kernel.members
+    )
+    names = {parts.get(one, one): name for one, name in kernel.names.items()}
+    return columns, Kernel(members, (), (axis,), kernel.bound, values, names, kernel.users_names)
+
+
+def _terms(sums: Sequence[Expression]) -> list[Expression]:
+    """Return all expressions that are summed up, and what they are computed from."""
+    return walk([child for one in sums for child in children(one)])
+
+
+def _summed(kernel: Kernel, value: Expression) -> Node:
+    """Return the node that a sum of the kernel is over."""
+    found = [member.node for member in kernel.members if isinstance(member.node, Reduction)]
+    own = next((one for one in found if kernel.values.get(one) is value), found[0])
+    return own.source
+
+
+def _above(kernel: Kernel, parts: Mapping[Expression, Expression]) -> dict[Node, Expression] | None:
+    """Return the values of a kernel with others in the place of its sums; None if they read an
+    element of a column besides."""
+    known = dict(parts)
+    for one in walk(list(kernel.values.values()), leaves=parts):
+        if one in known:
+            continue
+        if isinstance(one, Apply):
+            operands = tuple(known[each] for each in one.operands)
+            known[one] = Apply(one.function, operands, one.kind)
+        elif isinstance(one, (Constant, Size)) or (isinstance(one, Load) and not any(one.index)):
+            known[one] = one
+        else:
+            return None
+    return {node: known[value] for node, value in kernel.values.items()}
 
 
 def _reads(kernel: Kernel, others: Sequence[SummingKernel]) -> bool:
