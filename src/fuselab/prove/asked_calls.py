@@ -79,6 +79,8 @@ def joined(found: Sequence[Tensor | None], width: int) -> Results:
     return [
         one
         if one is None or one.numel() <= width
+        else one.detach().reshape(-1, width)
+        if one.numel() % width == 0
         else F.pad(one.detach().flatten(), (0, -one.numel() % width)).view(-1, width)
         for one in found
     ]

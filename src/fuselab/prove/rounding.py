@@ -201,7 +201,7 @@ def steps(value: Tensor, seed: int, alike: bool) -> Tensor:
     return ((bits >> 33) % 3 - 1) * value.detach().sign().nan_to_num(0.0).long()
 
 
-_MOST_TERMS = 4096  # of a sum that are compared with each other
+_MOST_TERMS = 1024  # of a sum that are compared with each other
 
 
 def _equal_terms(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
