@@ -31,11 +31,11 @@ def test_weights_of_an_empty_batch_have_zero_gradients(
 ) -> None:
     args = (torch.ones(shape), torch.ones(4), torch.ones(4))
     upstream = torch.ones(shape)
-    needs = (True, True, True)
     gradient = load_op(str(folder)).gradient
-    saved = gradient.save(interpreter.run(f"{folder}/op.py:forward_triton", *args), *args)
-    kernels = interpreter.run(f"{folder}/op.py:backward_triton", needs, upstream, *saved)
-    formulas = gradient.reference(needs, upstream, *saved)
+    returned = interpreter.run(f"{folder}/op.py:forward_triton", *args)
+    given = ((True, True, True), upstream, *gradient.save(returned, *args))
+    kernels = interpreter.run(f"{folder}/op.py:backward_triton", *given)
+    formulas = gradient.reference(*given)
     for grad_x, *others in (kernels, formulas):
         assert grad_x.shape == shape
         assert [one.tolist() for one in others] == [[0.0] * 4, [0.0] * 4]
@@ -46,8 +46,9 @@ def test_the_second_derivative_of_an_empty_batch_is_zero(folder: Path) -> None:
         torch.ones(shape, requires_grad=True) for shape in ((3, 4, 0, 2), (4,), (4,), (3, 4, 0, 2))
     ]
     op = load_op(str(folder))
-    args = (x, weight, bias)
-    saved = op.gradient.save((op.reference(*args), *op.residuals(*args)), *args)
+    saved = op.gradient.save(
+        op.with_residuals(op.reference(x, weight, bias), leaves[:3]), *leaves[:3]
+    )
     gradients = op.gradient.reference((True, True, True), upstream, *saved)
     again = torch.autograd.grad(
         sum(one.square().sum() for one in gradients), leaves, allow_unused=True

@@ -123,7 +123,7 @@ def _of_this_file(function: Any, compile_once: Callable[[], Any]) -> Any:
 
     compiled = compile_once()
     file = inspect.getsourcefile(function.fn)
-    if file is None or file in compiled.asm["ttir"]:
+    if file is None or f'"{file}"' in compiled.asm["ttir"]:
         return compiled
     function.device_caches.clear()
     with knobs.compilation.scope():
