@@ -412,7 +412,7 @@ def test_whatever_eject_raises_the_chain_is_left_alone_with_a_sentence(
 def test_a_chain_is_cut_where_eject_refuses_a_call(faster: None) -> None:
     def step(input: Tensor) -> Tensor:
         gated = torch.sigmoid(input) * input
-        return torch.lgamma(gated).mul(2).exp()
+        return torch.special.erfcx(gated).mul(2).exp()
 
     input = torch.rand(ROWS, WIDTH) + 1
     result = fuse_with_report(step, input)
