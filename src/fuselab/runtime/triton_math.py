@@ -155,18 +155,19 @@ def digamma(x):
 
 @triton.jit
 def trigamma(x):
-    """Return the derivative of ``digamma``, by its series from 6 on."""
-    is_low = x < 0.5
-    sine = libdevice.sin(x * 3.141592653589793)
-    result = tl.where(is_low, -9.869604401089358 / (sine * sine), 0.0)
-    sign = tl.where(is_low, -1.0, 1.0)
-    x = tl.where(is_low, 1.0 - x, x)
-    for _ in tl.static_range(6):
-        result += 1.0 / (x * x)
-        x += 1.0
-    square = 1.0 / (x * x)
-    series = 0.16666666666666666 - square * (0.03333333333333333 - square * 0.023809523809523808)
-    return sign * (result + (1.0 + 0.5 / x + square * series) / x)
+    """Return the derivative of ``digamma``: the first six terms of its sum, and of the others
+    Stirling's series. Left of 1 / 2 it is reflected."""
+    is_left = x < 0.5
+    sine = libdevice.sin(tl.where(is_left, x, 0.5) * 3.141592653589793)
+    x = tl.where(is_left, 1.0 - x, x)
+    end = 1.0 / (x + 6.0)
+    square = end * end
+    total = square * 0.023809523809523808 - 0.03333333333333333
+    total = (total * square + 0.16666666666666666) * square * end + 0.5 * square + end
+    for k in tl.static_range(6):
+        term = 1.0 / (x + (5.0 - k))
+        total += term * term
+    return tl.where(is_left, 9.869604401089358 / (sine * sine) - total, total)
 
 
 @triton.jit

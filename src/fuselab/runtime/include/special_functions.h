@@ -41,24 +41,23 @@ FUSELAB_INLINE Real digamma(Real x) {
   return result + log(x) - Real(0.5) / x - series * square;
 }
 
-// The derivative of digamma, by the same two steps; x >= 6 is enough for its series. Around the
-// negative integers it is as large as sin(pi x) is inexact, which PyTorch's is too.
+// The derivative of digamma. The terms 1 / (x + k)^2 of its sum up to k = 5, the smallest first, lead
+// to x + 6, where three terms of Stirling's series give what PyTorch's function gives. Left of 1 / 2
+// it is pi^2 / sin^2(pi x) less the value at 1 - x; around the negative integers it is as large as
+// the sine is inexact, which PyTorch's is too.
 template <class Real>
 FUSELAB_INLINE Real trigamma(Real x) {
-  Real sign = Real(1), result = Real(0);
-  if (x < Real(0.5)) {
-    const Real sine = sin(Real(pi) * x);
-    sign = Real(-1);
-    result = -Real(pi * pi) / (sine * sine);
-    x = Real(1) - x;
+  const bool is_left = x < Real(0.5);
+  const Real sine = is_left ? sin(Real(pi) * x) : Real(1);
+  const Real from = is_left ? Real(1) - x : x;
+  const Real end = Real(1) / (from + Real(6)), square = end * end;
+  Real sum = square * Real(1.0 / 42) - Real(1.0 / 30);
+  sum = (sum * square + Real(1.0 / 6)) * square * end + Real(0.5) * square + end;
+  for (int k = 5; k >= 0; --k) {
+    const Real term = Real(1) / (from + Real(k));
+    sum += term * term;
   }
-  for (int step = 0; step < 6; ++step) {
-    result += Real(1) / (x * x);
-    x += Real(1);
-  }
-  const Real square = Real(1) / (x * x);
-  const Real series = Real(1.0 / 6) - square * (Real(1.0 / 30) - square * Real(1.0 / 42));
-  return sign * (result + (Real(1) + Real(0.5) / x + square * series) / x);
+  return is_left ? Real(pi * pi) / (sine * sine) - sum : sum;
 }
 
 // The y with erf(y) = x: a polynomial of single precision (M. Giles, Approximating the erfinv
