@@ -136,8 +136,10 @@ def digamma(x):
     # In float64 PyTorch takes the part behind the point.
     whole = libdevice.nearbyint(x) if x.dtype == tl.float32 else libdevice.trunc(x)
     fraction = x - whole
-    reflected = tl.where(fraction == 0, float("nan"), -3.141592653589793)
-    result = tl.where(x < 0, reflected / libdevice.tan(fraction * 3.141592653589793), 0.0)
+    # Two constants would choose float32, whatever the other operands are.
+    reflected = -3.141592653589793 / libdevice.tan(fraction * 3.141592653589793)
+    reflected = tl.where(fraction == 0, float("nan"), reflected)
+    result = tl.where(x < 0, reflected, 0.0)
     x = tl.where(x < 0, 1.0 - x, x)
     for _ in tl.static_range(10):
         is_low = x < 10.0
