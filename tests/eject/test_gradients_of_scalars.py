@@ -26,14 +26,14 @@ def scaled_and_shifted(x, scale, shift, weight):
     return F.silu(x * scale + shift) * weight
 
 
-def normed(x, gain):
+def rescaled(x, gain):
     return F.rms_norm(x, (x.shape[-1],)) * gain
 
 
 SHAPES: dict[Callable[..., Any], tuple[tuple[int, ...], ...]] = {
     snake: ((9, 70), (1,)),
     scaled_and_shifted: ((2, 5, 80), (), (), (80,)),
-    normed: ((4, 3, 72), ()),
+    rescaled: ((4, 3, 72), ()),
 }
 
 
