@@ -23,7 +23,7 @@ def normed(x, weight, bias):
     return F.relu(F.layer_norm(x, (x.shape[-1],), weight, bias))
 
 
-def grouped(x, weight, bias):
+def silu_of_groups(x, weight, bias):
     return F.silu(F.group_norm(x, 2, weight, bias))
 
 
@@ -43,14 +43,14 @@ def with_its_scale(x):
 
 SHAPES: dict[Callable[..., Any], tuple[tuple[int, ...], ...]] = {
     normed: ((3, 80), (80,), (80,)),
-    grouped: ((2, 4, 6, 7), (4,), (4,)),
+    silu_of_groups: ((2, 4, 6, 7), (4,), (4,)),
     weights_of: ((2, 3, 70),),
     distance: ((3, 90), (3, 90)),
 }
-COMPILED = (grouped, distance)
+COMPILED = (silu_of_groups, distance)
 KEPT = {
     normed: ("layer_norm_rsqrt", "layer_norm_mean"),
-    grouped: ("group_norm_mean", "group_norm_rstd"),
+    silu_of_groups: ("group_norm_mean", "group_norm_rstd"),
     weights_of: ("softmax_amax", "softmax_sum"),
     distance: ("far_amax", "far_log", "near_amax", "near_log"),
 }
@@ -109,10 +109,12 @@ def test_cpp(function: Any, folders: Any) -> None:
 
 
 def test_users_get_the_outputs_alone_and_every_derivative(folders: Any) -> None:
-    by_kernels = fuselab.operator(load_op(str(folders(grouped))))
-    output = by_kernels(*arguments(grouped), implementation="cpp")
-    torch.testing.assert_close(output, grouped(*arguments(grouped)), rtol=1e-5, atol=1e-5)
-    x, weight, bias = arguments(grouped)
+    by_kernels = fuselab.operator(load_op(str(folders(silu_of_groups))))
+    output = by_kernels(*arguments(silu_of_groups), implementation="cpp")
+    torch.testing.assert_close(
+        output, silu_of_groups(*arguments(silu_of_groups)), rtol=1e-5, atol=1e-5
+    )
+    x, weight, bias = arguments(silu_of_groups)
     args = [one.double().requires_grad_() for one in (x[:1, :, :1, :3], weight, bias)]
 
     def formulas(*args: Tensor) -> Any:

@@ -105,3 +105,19 @@ def test_a_file_of_a_package_finds_its_neighbours(tmp_path: Path) -> None:
     (package / "constants.py").write_text("VALUE = 7")
     (package / "op.py").write_text("from .constants import VALUE\ndef value():\n    return VALUE\n")
     assert interpreter.run(f"{package / 'op.py'}:value") == 7
+
+
+def test_packages_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for folder, value in (("first", 1), ("second", 2)):
+        package = tmp_path / folder / "same_name"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "held.py").write_text(f"VALUE = {value}\n")
+        (package / "op.py").write_text(
+            "from .held import VALUE\n\n\ndef read():\n    return VALUE\n"
+        )
+    found = [
+        interpreter.run(f"{tmp_path}/{folder}/same_name/op.py:read")
+        for folder in ("first", "second", "first")
+    ]
+    assert found == [1, 2, 1]

@@ -177,7 +177,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 def _module_of_file(path: Path) -> ModuleType:
     """Return a user's file as a module, as part of its package if its folder is one. It is loaded
-    again if the file has changed."""
+    again if the file has changed. A package takes the place of another one of its name."""
     path = path.resolve()
     changed = path.stat().st_mtime_ns
     package = (path.parent / "__init__.py").exists()
@@ -193,6 +193,13 @@ def _module_of_file(path: Path) -> ModuleType:
     if known is not None and getattr(known, "_fuselab_loaded", None) == (path, changed):
         return known
     if package:
+        whole = name.partition(".")[0]
+        first = getattr(sys.modules.get(whole), "__file__", None)
+        if first is not None and Path(first).resolve().parent != root / whole:
+            for one in [one for one in sys.modules if one.partition(".")[0] == whole]:
+                del sys.modules[one]
+            sys.path.remove(str(root))
+            sys.path.insert(0, str(root))
         importlib.import_module(name.rpartition(".")[0])
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
