@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,12 +64,9 @@ def with_residuals(
     if not chosen or not _is_free(program.outputs, list(chosen), captured.hints):
         return program, ()
     names = set(taken)
-    common = Counter(node.name for node in chosen)
     residuals = []
     for node, formula in chosen.items():
-        is_own = node.is_named and common[node.name] == 1
-        candidates = _names(node.name, "" if is_own else _operation(formula))
-        name = next(one for one in candidates if one not in names)
+        name = next(one for one in _names(node.name, _operation(formula)) if one not in names)
         names.add(name)
         residuals.append(Residual(node, Input(name, node.sizes, node.kind), formula))
     new = _Substitution({one.node: one.kept for one in residuals})
@@ -79,7 +75,8 @@ def with_residuals(
 
 
 def _names(name: str, operation: str) -> Iterator[str]:
-    """Yield names for a residual, such as ``softmax_amax``."""
+    """Yield names for a residual, such as ``softmax_amax``: the user's name of the value that it is
+    a step to, and the operation."""
     if operation and not name.endswith(operation):
         name = f"{name}_{operation}"
     yield name
