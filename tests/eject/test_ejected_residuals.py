@@ -1,4 +1,4 @@
-"""What an ejected forward keeps for its backward: the small results of its reductions."""
+"""Ejected forwards hand values such as the mean of every row to their backwards."""
 
 from __future__ import annotations
 
@@ -117,11 +117,11 @@ def test_users_get_the_outputs_alone_and_every_derivative(folders: Any) -> None:
     x, weight, bias = arguments(silu_of_groups)
     args = [one.double().requires_grad_() for one in (x[:1, :, :1, :3], weight, bias)]
 
-    def formulas(*args: Tensor) -> Any:
-        return by_kernels(*args, implementation="reference")
+    def kernels(*args: Tensor) -> Any:
+        return by_kernels(*args, implementation="cpp")
 
-    assert torch.autograd.gradcheck(formulas, args)
-    assert torch.autograd.gradgradcheck(formulas, args)
+    assert torch.autograd.gradcheck(kernels, args)
+    assert torch.autograd.gradgradcheck(kernels, args)
 
 
 def test_a_short_row_is_computed_again() -> None:

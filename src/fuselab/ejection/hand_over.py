@@ -17,6 +17,7 @@ from fuselab.ejection.functions import CPP_DIVISIONS, CPP_SLOW
 from fuselab.ejection.kernels import Kernel, schedule
 from fuselab.ejection.loops import Node, Pointwise, Reduction, operands_of
 from fuselab.ejection.row_sums import SummingKernel, with_row_sums
+from fuselab.ejection.stored import numel
 
 
 def with_handed_over(
@@ -92,7 +93,7 @@ def _slow_parts(
         if node in seen:
             continue
         seen.add(node)
-        if node in known and _is_slow(node, _numel(node, hints) == whole, hints):
+        if node in known and _is_slow(node, numel(node, hints) == whole, hints):
             yield node
         else:
             stack += reversed(list(_sources(node, kernel, kernels)))
@@ -103,17 +104,13 @@ def _is_slow(node: Node, is_whole: bool, hints: Mapping[sympy.Symbol, int]) -> b
     if not isinstance(node, Pointwise) or node.kind != "float":
         return False
     slow = CPP_SLOW - CPP_DIVISIONS if is_whole else CPP_SLOW
-    size = _numel(node, hints)
+    size = numel(node, hints)
     stack: list[Node] = [node]
     while stack:
         one = stack.pop()
-        if isinstance(one, Reduction) or _numel(one, hints) < size:
+        if isinstance(one, Reduction) or numel(one, hints) < size:
             continue
         if isinstance(one, Pointwise) and one.function in slow:
             return True
         stack += operands_of(one)
     return False
-
-
-def _numel(node: Node, hints: Mapping[sympy.Symbol, int]) -> int:
-    return math.prod(int(sympy.sympify(size).subs(hints)) for size in node.sizes)

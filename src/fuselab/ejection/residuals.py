@@ -8,7 +8,6 @@ chosen here is as large as a row is short, so that keeping it moves next to no b
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +33,7 @@ from fuselab.ejection.loops import (
     operands_of,
 )
 from fuselab.ejection.lower import Program
+from fuselab.ejection.stored import numel
 
 LEAST = 64  # elements that are reduced to one that is worth keeping
 
@@ -143,9 +143,9 @@ def _is_reduced_anew(node: Node, others: Container[Node]) -> bool:
 
 def _is_worth_it(node: Node, hints: Mapping[sympy.Symbol, int]) -> bool:
     """Return whether a node is computed from a reduction of many more elements than it has."""
-    size = _numel(node, hints)
+    size = numel(node, hints)
     return any(
-        isinstance(one, Reduction) and _numel(one.source, hints) >= LEAST * size
+        isinstance(one, Reduction) and numel(one.source, hints) >= LEAST * size
         for one in ancestors(node)
     )
 
@@ -159,10 +159,6 @@ def _is_free(
         return len(kernels), sum(len(kernel.loads()) for kernel in kernels)
 
     return work(schedule([*outputs, *kept], hints)) == work(schedule(outputs, hints))
-
-
-def _numel(node: Node, hints: Mapping[sympy.Symbol, int]) -> int:
-    return math.prod(int(sympy.sympify(size).subs(hints)) for size in node.sizes)
 
 
 class _Substitution:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 
+import sympy
 import torch
 
 from fuselab.ejection.loops import (
@@ -73,6 +75,11 @@ def constant_of(node: Node) -> Constant | None:
             else (constant_of(operand) if isinstance(operand, Node) else None)
         )
     return None
+
+
+def numel(node: Node, hints: Mapping[sympy.Symbol, int]) -> int:
+    """Return how many elements a node has in the example."""
+    return math.prod(int(sympy.sympify(size).subs(hints)) for size in node.sizes)
 
 
 def folded(node: Pointwise) -> Constant | None:

@@ -319,7 +319,7 @@ def _rows(
     whole = power_of_two(columns)
     elements = int(TILE * 2.0**doublings)
     looped = int(LOOPED_BLOCK * 2.0**doublings)
-    reads, _ = _full(swept)
+    reads, writes = _full(swept)
     if swept.rows_are_contiguous:
         line = min(rows, LINE_BYTES // max(2, width))
         if line * whole <= ONE_BLOCK // 2:
@@ -337,7 +337,7 @@ def _rows(
         down, across = min(rows, max(1, elements // whole)), whole
     else:
         down, across = 1, looped
-    of_a_warp = _of_a_warp(swept, down, across, reducing)
+    of_a_warp = _of_a_warp(swept, down, across, reducing, (reads, writes))
     block = Block(down, across, _warps(down * across, of_a_warp))
     parts = _parts(swept, block, device, reducing) if reducing.is_shared else 1
     if reducing.sums:
@@ -351,20 +351,24 @@ def _rows(
     return replace(block, parts=parts)
 
 
-def _of_a_warp(swept: Sweep, rows: int, columns: int, reducing: Reducing) -> int:
-    """Return how many elements of a block with reductions a warp works on, as measured on an H200.
+def _of_a_warp(
+    swept: Sweep, rows: int, columns: int, reducing: Reducing, full: tuple[int, int]
+) -> int:
+    """Return how many elements of a block with reductions a warp works on, as measured on an H200;
+    ``full`` is what ``_full`` returns.
 
     More warps hide more of the memory's latency; fewer need fewer steps across warps to reduce a
     row, of which a block of neighbouring rows in memory has most.
     """
-    reads, writes = _full(swept)
+    reads, writes = full
     is_whole = columns >= swept.columns.numel
     if reducing.sums:
         return _WARP_ELEMENTS // 2
     if swept.rows_are_contiguous:
         return 2 * _WARP_ELEMENTS if is_whole else _WARP_ELEMENTS
     if is_whole:  # a row is kept in registers, that of each operand
-        is_long = columns > TILE * 2
+        # Long rows of which results are kept too, and short ones of which none are.
+        is_long = columns > 2 * TILE
         several = rows == 1 and reads > 1 and bool(writes) == is_long
         return _WARP_ELEMENTS // 2 if several else _WARP_ELEMENTS
     return _WARP_ELEMENTS if writes else _WARP_ELEMENTS // 2
