@@ -7,7 +7,7 @@ import functools
 import torch
 
 from fuselab.ejection import lower
-from fuselab.ejection.capture import COMPOSED
+from fuselab.ejection.definitions import COMPOSED
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 # Operators that have another name in a graph.

@@ -148,7 +148,11 @@ def gradient_import(package: Package) -> list[str]:
 
 def draw_text(package: Package | Cut) -> str:
     """Return the text of ``draw``; empty where valid values cannot be known (integers)."""
-    if any(not one.tensor.is_floating_point() for one in package.captured.arguments):
+    seed = package.captured.seed
+    if any(
+        not one.tensor.is_floating_point() and one.name != seed
+        for one in package.captured.arguments
+    ):
         return ""
     multiples = {name: f"{count} * " for name, count in factors(package.multiples).items()}
     least = {name: f" + {count}" for name, count in package.least.items()}
@@ -157,7 +161,10 @@ def draw_text(package: Package | Cut) -> str:
         size = f"source.size(){least.get(name, '')}"
         is_factor = name in multiples and name in least
         lines.append(f"    {name} = {multiples.get(name, '')}{f'({size})' if is_factor else size}")
-    tensors = [f"        source.tensor({', '.join(dims)})," for _, dims in patterns(package)]
+    drawn = {name: f"source.tensor({', '.join(dims)})" for name, dims in patterns(package)}
+    if seed is not None:
+        drawn[seed] = "source.integers(low=0, high=2**63 - 1)"
+    tensors = [f"        {text}," for text in drawn.values()]
     body = [
         "def _drawn(source: Draw) -> tuple[Tensor, ...]:",
         *lines,
@@ -254,7 +261,8 @@ def example_values(package: Package | Cut) -> list[str]:
             values.append(f"torch.randn({shape}, generator=generator).to(device, dtype)")
         else:
             low, high = package.captured.ranges.get(argument.name, (0, 1))
-            drawn = f"torch.randint({low}, {high + 1}, {shape}, generator=generator)"
+            end = "2**63 - 1" if argument.name == package.captured.seed else high + 1
+            drawn = f"torch.randint({low}, {end}, {shape}, generator=generator)"
             values.append(f"{drawn}.to(device, {argument.tensor.dtype})")
     return values
 

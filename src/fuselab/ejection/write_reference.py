@@ -13,6 +13,7 @@ import torch
 
 from fuselab.ejection.calls import call_text
 from fuselab.ejection.capture import Captured, argument_name
+from fuselab.ejection.dropout import RUNTIME
 from fuselab.ejection.plan import Sizes
 from fuselab.ejection.returned import CONSTANTS, namedtuples_in, structure_text
 
@@ -40,8 +41,8 @@ from __future__ import annotations
 
 
 def reference({annotated}) -> {outputs_type(len(outputs))}:
-    """Compute {called}."""
-{textwrap.indent(_taken_apart(captured, outputs, called), "    ")}
+    """Compute {called}{_from_seed(captured)}."""
+{textwrap.indent(_replaying(captured, _taken_apart(captured, outputs, called)), "    ")}
 '''
     return f'''\
 """The definition of {captured.name}: what {_label(function)} calls, one step after the other."""
@@ -50,16 +51,35 @@ from __future__ import annotations
 
 {importing}import torch
 from torch import Tensor
-
+{_import_of_replay(captured)}
 
 def reference({annotated}) -> {outputs_type(len(outputs))}:
     """Compute {captured.name}; parameters and buffers of the module are arguments."""
-{textwrap.indent(_traced(captured, outputs), "    ")}
+{textwrap.indent(_replaying(captured, _traced(captured, outputs)), "    ")}
 '''
 
 
 def _label(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
+
+
+def _import_of_replay(captured: Captured) -> str:
+    """Return the lines that import what ``_replaying`` writes; empty where nothing is dropped."""
+    return "" if captured.seed is None else f"\nfrom {RUNTIME} import SeededDropout\n"
+
+
+def _from_seed(captured: Captured) -> str:
+    return "" if captured.seed is None else f", its dropouts from ``{captured.seed}``"
+
+
+def _replaying(captured: Captured, body: str) -> str:
+    """Return the body of a reference, within which dropouts take their masks from the seed."""
+    if captured.seed is None:
+        return body
+    numbers = ""
+    if captured.numbers != (*range(len(captured.numbers)),):
+        numbers = f", {captured.numbers}"
+    return f"with SeededDropout({captured.seed}{numbers}):\n{textwrap.indent(body, '    ')}"
 
 
 # --- a function's own code ------------------------------------------------------------------------
@@ -107,10 +127,10 @@ def _call_of(function: FunctionType, captured: Captured) -> str | None:
     texts: list[str] = []
     by_name = False
     parameters = inspect.signature(function).parameters
-    if [name for name in parameters if name in captured.parameters] != [*captured.parameters]:
+    if [name for name in parameters if name in captured.of_users] != [*captured.of_users]:
         return None
     for name, parameter in parameters.items():
-        if name in captured.parameters:
+        if name in captured.of_users:
             value = name
         elif name in captured.fixed:
             fixed = captured.fixed[name]
@@ -177,6 +197,7 @@ def _copied(function: FunctionType, captured: Captured) -> tuple[str, str, str] 
     constants = [line for line in lines if "import" not in line.split()]
     lines = [line for line in lines if line not in constants]
     head = "\n".join([*lines, *([""] if constants else []), *constants])
+    head = f"{head}\n{_import_of_replay(captured)}".rstrip()
     return head, "\n\n\n".join(reversed(sources.values())), called
 
 

@@ -34,7 +34,7 @@ from fuselab.ejection.write import (
     gradient_import,
     kernel_files,
 )
-from fuselab.ejection.write_init import public_text
+from fuselab.ejection.write_init import public_text, seed_import
 from fuselab.ejection.write_launchers import DEVICES, launcher_parts, triton_names
 from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_page import page_text
@@ -103,7 +103,8 @@ and `fuselab bench`.
 
 
 def _init(package: Package) -> str:
-    return public_text(package, ["from .launchers import operator as _operator"], "")
+    imports = ["from .launchers import operator as _operator", *seed_import(package)]
+    return public_text(package, imports, "")
 
 
 def _launchers(package: Package) -> str:
