@@ -286,6 +286,9 @@ class FusedOp:
     the least work of a backward that computes every gradient. If neither is given, the forward
     reads every tensor argument and writes the output once, the backward reads the upstream gradient
     and what is saved and writes the gradients once, each with one operation per element written.
+    ``space(draw)`` draws the calls of a survey (``fuselab bench --survey``) where they are to be
+    other ones than those of ``draw``, such as the ranks and tables that occur; its sizes grow from
+    1 with the bytes that a call is to move.
     Where ``contiguous`` is True the implementations receive contiguous tensors only, copied where
     they are not, and the raw operator's results are contiguous, the reference's too.
     ``validate(*args)`` raises a typed error for arguments that the operator refuses.
@@ -326,6 +329,7 @@ class FusedOp:
     gradient: Gradient | None = None
     cost_backward: Callable[..., Cost] | None = None
     draw: Callable[[Draw], Inputs] | None = None
+    space: Callable[[Draw], Inputs] | None = None
     validate: Callable[..., None] = lambda *args: None
     fake: Callable[..., Any] | None = None
     prefer: Callable[..., Sequence[str]] | None = None

@@ -11,6 +11,7 @@ import typer
 
 from fuselab.cli.options import (
     FILE,
+    FOLDER,
     Device,
     Json,
     Operator,
@@ -18,6 +19,7 @@ from fuselab.cli.options import (
     dtype_of,
     flag,
     option,
+    output_option,
     run_with_pinned_allocation,
 )
 from fuselab.errors import ArgumentError
@@ -49,12 +51,24 @@ def bench(
     ship: Annotated[
         bool, flag("--ship", "With --tune: save beside the operator, for everyone.")
     ] = False,
+    survey: Annotated[
+        bool, flag("--survey", "Time auto at drawn points: where it wins, where it loses.")
+    ] = False,
+    points: Annotated[int | None, option("With --survey: how many; default 40.", "N")] = None,
+    point: Annotated[
+        list[int] | None, option("With --survey: this one alone; repeatable.", "I")
+    ] = None,
+    worst: Annotated[bool, flag("--worst", "With --survey: time the losing points again.")] = False,
+    output: Annotated[
+        Path | None,
+        output_option("With --survey: keep it here, continue one.", "DIR", FOLDER),
+    ] = None,
     quick: Annotated[bool, flag("--quick", "Three cases, a short budget, no energy.")] = False,
     budget: Annotated[float | None, option("Seconds of timing per case and phase.", "S")] = None,
-    seed: Annotated[int, option("Seed of the order of the rounds.")] = 0,
+    seed: Annotated[int, option("Seed of the order of the rounds, and of a survey's points.")] = 0,
     plot: Annotated[
         Path | None,
-        option("Latency, bandwidth, roofline: .png, .svg, .pdf.", "FILE", click_type=FILE),
+        option("A figure: .png, .svg, .pdf.", "FILE", click_type=FILE),
     ] = None,
     against: Annotated[
         Path | None, option("An earlier --json; say what got slower.", "FILE")
@@ -70,6 +84,11 @@ def bench(
     """
     from fuselab.device.select import select
 
+    if survey:
+        _survey(locals())
+        return
+    if points is not None or point or worst or output is not None:
+        raise ArgumentError("--points, --point, --worst and --output belong to --survey; add it.")
     if ship and not tune:
         raise ArgumentError("--ship says where --tune saves; add --tune.")
     if tune and (plot is not None or against is not None or quick):
@@ -194,4 +213,56 @@ def _tune(given: dict[str, Any], device: torch.device) -> None:
     if given["json"] is not None:
         files.write_json(given["json"], found.to_json())
     if found.wrong or not any(one.is_chosen for case in found.cases for one in case.tried):
+        raise typer.Exit(1)
+
+
+def _survey(given: dict[str, Any]) -> None:
+    """Run --survey: print the map, and exit with status 1 for a wrong result."""
+    from fuselab.device.select import select
+    from fuselab.report import files, plots, survey_plot, survey_text, tables
+
+    others = {
+        "--tune": given["tune"],
+        "--ship": given["ship"],
+        "--case": given["case"],
+        "--quick": given["quick"],
+        "--against": given["against"],
+    }
+    for name, value in others.items():
+        if value:
+            raise ArgumentError(f"--survey goes without {name}; leave it out.")
+    if given["points"] is not None and given["point"]:
+        raise ArgumentError("--points gives a number of points and --point names them; give one.")
+    where = select(given["device"])
+    if given["plot"] is not None:
+        plots.check_plot(given["plot"])
+    run_with_pinned_allocation(given["context"], where)
+
+    from fuselab.prove import survey
+    from fuselab.prove.load import load_op
+
+    found = survey.survey(
+        load_op(given["op"]),
+        points=survey.POINTS if given["points"] is None else given["points"],
+        only=given["point"] or None,
+        seed=given["seed"],
+        backward=given["backward"],
+        worst=given["worst"],
+        providers=given["provider"].split(",") if given["provider"] is not None else None,
+        dtypes=[dtype_of(name) for name in given["dtype"]] if given["dtype"] else None,
+        device=where,
+        budget_s=given["budget"],
+        folder=given["output"],
+        named=given["op"],
+        progress=say,
+    )
+    tables.console().print(survey_text.survey_table(found))
+    for line in found.failures:
+        say(f"FAIL {line}")
+    if given["json"] is not None:
+        files.write_json(given["json"], found.to_json())
+    if given["plot"] is not None:
+        with files.replacing(given["plot"]) as temporary:
+            survey_plot.survey_plot(found, temporary)
+    if found.failures:
         raise typer.Exit(1)

@@ -64,7 +64,7 @@ def bench(
     """
     where = device if isinstance(device, torch.device) else select_device(device)
     chosen = select(op, providers)
-    _check_some_run(op, providers, where)
+    check_some_run(op, providers, where)
     if backward and op.gradient is None:
         raise ArgumentError(f"{op.short_name} defines no gradient; leave out the backward.")
     budget_s = budget_s if budget_s is not None else QUICK_BUDGET_S if quick else BUDGET_S
@@ -108,11 +108,11 @@ def bench(
         ceilings=asdict(ceilings),
         groups=groups,
         skipped=skipped,
-        notes=_notes(where),
+        notes=notes_on_process(where),
     )
 
 
-def _check_some_run(op: FusedOp, asked: Sequence[str] | None, device: torch.device) -> None:
+def check_some_run(op: FusedOp, asked: Sequence[str] | None, device: torch.device) -> None:
     """Raise DeviceError if every provider asked for, beside eager, runs on other devices."""
     wanted = set(asked or ()) - {"eager"}
     devices = {op.implementations[name].device for name in wanted & set(op.implementations)}
@@ -135,7 +135,7 @@ def give_memory_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _notes(device: torch.device) -> list[str]:
+def notes_on_process(device: torch.device) -> list[str]:
     """Return notes about this process and machine that a reader of CPU times must know."""
     notes = []
     if device.type == "cpu" and not allocation_is_pinned():

@@ -143,7 +143,7 @@ def _against_size(
         axis.set_ylim(bottom=0)
     axis.set_xlabel("bytes moved at least")
     axis.set_ylabel(label)
-    axis.xaxis.set_major_formatter(lambda position, _: _bytes_label(position))
+    axis.xaxis.set_major_formatter(lambda position, _: bytes_label(position))
     axis.grid(alpha=0.25)
 
 
@@ -194,7 +194,8 @@ def _roofline(
     axis.grid(alpha=0.25)
 
 
-def _bytes_label(count: float) -> str:
+def bytes_label(count: float) -> str:
+    """Return a number of bytes for an axis."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:g} {unit}"

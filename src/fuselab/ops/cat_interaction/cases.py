@@ -33,3 +33,10 @@ CASES = (
 def draw(draw: Draw) -> Inputs:
     batch, tables, width = draw.size(8), draw.size(26), draw.size(16)
     return Inputs((draw.tensor(batch, width), draw.tensor(batch, tables, width)))
+
+
+def space(draw: Draw) -> Inputs:
+    """Draw the tables and widths of recommendation models; the batch grows."""
+    batch, tables = draw.size(), draw.choice((26, 8, 13, 1, 40))
+    width = draw.choice((16, 32, 64, 128, 10, 33))
+    return Inputs((draw.tensor(batch, width), draw.tensor(batch, tables, width)))

@@ -57,6 +57,7 @@ OP = FusedOp(
     cases=cases.CASES,
     gradient=Gradient(save, gradient),
     draw=cases.draw,
+    space=cases.space,
     validate=validate,
     fake=empty_output,
     prefer=prefer,

@@ -78,3 +78,11 @@ def draw(draw: Draw) -> Inputs:
     width = draw.choice((4, 1, 2, 3, 5, 8, 15, 16, 17, 32))
     padding = draw.choice((0, 1, 3))
     return Inputs((draw.tensor(batch, width), draw.tensor(batch, tables, width), padding))
+
+
+def space(draw: Draw) -> Inputs:
+    """Draw the tables and widths of recommendation models; the batch grows."""
+    batch, tables = draw.size(), draw.choice((26, 8, 13, 1, 40))
+    width = draw.choice((16, 32, 64, 128, 10, 33))
+    padding = draw.choice((0, 0, 1))
+    return Inputs((draw.tensor(batch, width), draw.tensor(batch, tables, width), padding))

@@ -92,6 +92,7 @@ OP = FusedOp(
     cases=cases.CASES,
     gradient=Gradient(save, gradient, empty_like_saved(0, 1), prefer_backward),
     draw=cases.draw,
+    space=cases.space,
     validate=validate,
     fake=empty_output,
     prefer=prefer,

@@ -100,6 +100,33 @@ def _drawn(draw: Draw) -> tuple[list[Tensor], Tensor, dict[str, str | None]]:
     return tables, ids, {"out_of_range": out_of_range, "hash": hash}
 
 
+def space(draw: Draw) -> Inputs:
+    """Return tables and ids as recommendation models have them; the batch grows."""
+    tables, ids, rules = _space(draw)
+    return Inputs(
+        (tables, ids), {**rules, "dtype": draw.choice((None, None, None, torch.bfloat16))}
+    )
+
+
+def space_gradient(draw: Draw) -> tuple[list[Tensor], Tensor, Tensor, dict[str, str | None]]:
+    """Return the arguments of ``draw_gradient`` as recommendation models have them."""
+    tables, ids, rules = _space(draw)
+    return tables, ids, draw.tensor(*ids.shape, tables[0].shape[1]), rules
+
+
+def _space(draw: Draw) -> tuple[list[Tensor], Tensor, dict[str, str | None]]:
+    batch, width = draw.size(), draw.choice((16, 8, 32, 64, 100, 128, 256))
+    sizes = [draw.choice((1000, 37, 20_000, 100_000)) for _ in range(draw.choice((26, 1, 4, 8)))]
+    rules: dict[str, str | None] = draw.choice(
+        ({}, {}, {"out_of_range": "clamp"}, {"hash": "modulus"})
+    )
+    ids = draw.integers(batch, len(sizes), low=0, high=1 << 31)
+    if "hash" not in rules:
+        ids = ids % torch.tensor(sizes, device=ids.device)
+    tables = [draw.tensor(size, width).contiguous() for size in sizes]
+    return tables, ids, rules
+
+
 def _case(batch: int, sizes: Sequence[int], width: int, *tags: str, **kwargs: Any) -> Case:
     def make(device: torch.device, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
         strayed = bool(kwargs.keys() - {"dtype"})

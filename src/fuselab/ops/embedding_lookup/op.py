@@ -143,6 +143,7 @@ OP = FusedOp(
     cases=cases.CASES,
     gradient=Gradient(save, reference.embedding_lookup_backward, fake_gradient, prefer_backward),
     draw=cases.draw,
+    space=cases.space,
     validate=validate,
     fake=fake,
     prefer=prefer,

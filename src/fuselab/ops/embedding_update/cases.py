@@ -19,6 +19,7 @@ from fuselab.ops.embedding_lookup.cases import (
     TIMED_ON_CPU,
     case_name,
     draw_gradient,
+    space_gradient,
     tables_and_ids,
 )
 from fuselab.ops.embedding_lookup.validation import compute_dtype
@@ -91,6 +92,20 @@ def draw_adagrad(draw: Draw) -> Inputs:
     sizes = [table.shape[0] for table in tables]
     states = _states(sizes, draw.device, tables[0].dtype, generator)
     return Inputs((tables, states, ids, grad_output, draw.uniform(0.0, 1.0)), rules)
+
+
+def space_sgd(draw: Draw) -> Inputs:
+    """Draw a step of SGD as recommendation models make it."""
+    tables, ids, grad_output, rules = space_gradient(draw)
+    return Inputs((tables, ids, grad_output, 0.1), rules)
+
+
+def space_adagrad(draw: Draw) -> Inputs:
+    """Draw the same arguments and states."""
+    tables, ids, grad_output, rules = space_gradient(draw)
+    sizes = [table.shape[0] for table in tables]
+    states = _states(sizes, draw.device, tables[0].dtype, torch.Generator().manual_seed(0))
+    return Inputs((tables, states, ids, grad_output, 0.1), rules)
 
 
 CASES_SGD, CPU_CASES_SGD = _cases(_sgd_case), _cpu_cases(_sgd_case)

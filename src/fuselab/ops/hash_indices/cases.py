@@ -53,3 +53,13 @@ def draw(draw: Draw) -> Inputs:
     ids = draw.integers(rows, columns, low=limits.min, high=limits.max, dtype=dtype)
     largest = draw.choice((10, 2**31 - 1))
     return Inputs((ids, draw.integers(columns, low=1, high=largest, dtype=draw.choice(ID_DTYPES))))
+
+
+def space(draw: Draw) -> Inputs:
+    """Draw the columns of a click log, hashed into up to two thousand million rows."""
+    rows, columns = draw.size(), draw.choice((1, 8, 26, 39, 128))
+    dtype = draw.choice(ID_DTYPES)
+    limits = torch.iinfo(dtype)
+    ids = draw.integers(rows, columns, low=limits.min, high=limits.max, dtype=dtype)
+    largest = draw.choice((1000, 10_000_000, 2**31 - 1))
+    return Inputs((ids, draw.integers(columns, low=1, high=largest)))

@@ -92,4 +92,23 @@ def draw(source: Draw) -> Inputs:
     return Inputs((input, weight, bias, lora_a, lora_b, scale, activation))
 
 
+def space(source: Draw) -> Inputs:
+    """Draw any layer, with the ranks that are used and weights of a trained layer's size."""
+    leading = [source.size() for _ in range(source.choice((1, 2)))]
+    inner, columns = source.size(768, 4096), source.size(768, 4096, 11008)
+    rank = source.choice((8, 4, 16, 32, 64, 128))
+    bias = source.tensor(columns) if source.choice((True, False)) else None
+    return Inputs(
+        (
+            source.tensor(*leading, inner),
+            source.tensor(columns, inner) * inner**-0.5,
+            bias,
+            source.tensor(rank, inner) * inner**-0.5,
+            source.tensor(columns, rank) * (0.25 * rank**-0.5),
+            source.choice((0.5, 1.0, 2.0)),
+            source.choice(tuple(ACTIVATIONS)),
+        )
+    )
+
+
 CASES = tuple(_cases())

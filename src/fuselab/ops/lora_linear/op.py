@@ -177,6 +177,7 @@ OP = FusedOp(
         frozen={"weight": _INSTEAD, "bias": _INSTEAD},
     ),
     draw=cases.draw,
+    space=cases.space,
     validate=validate,
     fake=empty_output,
     prefer=prefer,

@@ -79,3 +79,20 @@ def draw(draw: Draw) -> Inputs:
             draw.choice(tuple(ACTIVATIONS)),
         )
     )
+
+
+def space(draw: Draw) -> Inputs:
+    """Draw the tables, widths and layers of recommendation models; the batch grows."""
+    batch, tables = draw.size(), draw.choice((26, 8, 3, 1))
+    width, columns = draw.choice((16, 8, 4)), draw.choice((32, 8, 128, 512))
+    elements = (tables + 1) * width
+    weight = draw.tensor(columns, elements**2) / elements
+    return Inputs(
+        (
+            draw.tensor(batch, width),
+            draw.tensor(batch, tables, width),
+            weight,
+            draw.choice((draw.tensor(columns), None)),
+            draw.choice(tuple(ACTIVATIONS)),
+        )
+    )

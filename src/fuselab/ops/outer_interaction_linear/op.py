@@ -153,6 +153,7 @@ OP = FusedOp(
     cases=cases.CASES,
     gradient=Gradient(save, gradient, empty_like_saved(1, 2, 3, 4), prefer_backward),
     draw=cases.draw,
+    space=cases.space,
     validate=validate,
     fake=fake,
     prefer=prefer,

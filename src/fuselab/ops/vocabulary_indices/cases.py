@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from fuselab.op import Case, Draw, Inputs
 from fuselab.ops._shared import cpu_sizes
@@ -59,3 +61,18 @@ def draw(draw: Draw) -> Inputs:
     known = [torch.randperm(64, generator=generator)[:size] - 8 for size in sizes]
     ids = draw.integers(rows, columns, low=-10, high=60, dtype=draw.choice(ID_DTYPES))
     return Inputs((ids, *(tensor.to(draw.device) for tensor in vocabulary(known))))
+
+
+@lru_cache(maxsize=12)
+def _known(columns: int, size: int) -> tuple[Tensor, ...]:
+    """Return the operator's tables of ``columns`` vocabularies of the ids below ``size``."""
+    generator = torch.Generator().manual_seed(columns)
+    return vocabulary([torch.randperm(size, generator=generator) for _ in range(columns)])
+
+
+def space(draw: Draw) -> Inputs:
+    """Draw the columns of a click log; of the ids a fifth are unknown."""
+    rows, columns = draw.size(), draw.choice((1, 8, 26, 39))
+    size = draw.choice((100, 3_000, 30_000))
+    ids = draw.integers(rows, columns, low=0, high=size * 5 // 4, dtype=draw.choice(ID_DTYPES))
+    return Inputs((ids, *(tensor.to(draw.device) for tensor in _known(columns, size))))

@@ -80,6 +80,7 @@ OP = FusedOp(
     cost=cost,
     cases=cases.CASES,
     draw=cases.draw,
+    space=cases.space,
     validate=validate,
     fake=empty_indices,
     prefer=prefer,

@@ -1,0 +1,239 @@
+"""The result of a survey: what every point took, where ``auto`` wins and loses, and by how much."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from fuselab.measure.statistics import significant
+from fuselab.measure.verdict import Outcome
+from fuselab.notebook import ShownInNotebooks
+from fuselab.prove.bench_result import Ceiling, Comparison, Group, Record
+from fuselab.schema import SCHEMA
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """One point and what was measured there.
+
+    ``groups`` has one group per phase (forward, and forward+backward if asked for), ``again`` those
+    that ``--worst`` timed once more, in fresh rounds beside statically compiled code. ``takes`` has
+    what ``auto`` ran, by phase. Where the operator or its reference refused the call, ``refused``
+    says why and there are no groups.
+    """
+
+    index: int
+    title: str
+    dtype: str
+    moved_bytes: int
+    groups: Sequence[Group] = ()
+    again: Sequence[Group] = ()
+    takes: Mapping[str, str] = field(default_factory=dict)
+    refused: str | None = None
+
+    def judged(self) -> Iterator[Judged]:
+        """Yield every phase as it counts: as timed again where it was."""
+        later = {group.phase: group for group in self.again}
+        for group in self.groups:
+            yield Judged(self, later.get(group.phase, group), group.phase in later)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One phase of a point: its group, and whether it was timed again."""
+
+    point: Surveyed
+    group: Group
+    is_again: bool
+
+    def record(self, provider: str) -> Record | None:
+        """Return a provider's record if it was timed."""
+        found = (one for one in self.group.records if one.provider == provider)
+        return next((one for one in found if one.status == "ok"), None)
+
+    @property
+    def versus(self) -> Comparison | None:
+        """The comparison of ``auto`` with the best of eager, torch.compile and the peers."""
+        record = self.record(AUTO)
+        return record.vs_best_peer if record is not None else None
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether ``auto`` is slower, or may be and is slower in the median."""
+        versus = self.versus
+        return versus is not None and (
+            versus.outcome == Outcome.SLOWER
+            or (versus.outcome == Outcome.UNCLEAR and versus.speedup < 1)
+        )
+
+    @property
+    def faster_than_auto(self) -> Record | None:
+        """The fastest implementation whose 95 % interval lies wholly below that of ``auto``."""
+        auto = self.record(AUTO)
+        if auto is None or auto.low_us is None:
+            return None
+        faster = [
+            one
+            for one in self.group.records
+            if one.kind == "implementation"
+            and one.high_us is not None
+            and one.high_us < auto.low_us
+        ]
+        return min(faster, key=lambda one: one.median_us or math.inf, default=None)
+
+
+@dataclass(frozen=True)
+class Survey(ShownInNotebooks):
+    """A whole survey: where and of what it was made, and its points in order.
+
+    ``made_of`` has what a survey must share with another one to be continued by it: operator,
+    device, seed, dtypes, providers, versions, and a hash of the sources.
+    """
+
+    text_by = "fuselab.report.survey_text:survey_text"
+
+    operator: str
+    named: str
+    environment: Mapping[str, Any]
+    made_of: Mapping[str, Any]
+    points: Sequence[Surveyed]
+    notes: Sequence[str] = ()
+
+    def judged(self, phase: str | None = None) -> list[Judged]:
+        """Return the timed phases of all points, or those of one phase."""
+        every = (one for point in self.points for one in point.judged())
+        return [one for one in every if phase is None or one.group.phase == phase]
+
+    @property
+    def phases(self) -> list[str]:
+        return list(dict.fromkeys(one.group.phase for one in self.judged()))
+
+    @property
+    def losing(self) -> list[Judged]:
+        """The phases where ``auto`` is SLOWER, the worst first."""
+        slower = [
+            (one.versus.speedup, place, one)
+            for place, one in enumerate(self.judged())
+            if one.versus is not None and one.versus.outcome == Outcome.SLOWER
+        ]
+        return [one for _, _, one in sorted(slower, key=lambda found: found[:2])]
+
+    @property
+    def failures(self) -> list[str]:
+        """One line for every implementation of ours that was wrong, failed or was above the limit;
+        one line if no point could be timed."""
+        if self.points and not any(point.groups for point in self.points):
+            return [f"no point could be timed: {self.points[0].refused}"]
+        groups = [
+            (point, group) for point in self.points for group in (*point.groups, *point.again)
+        ]
+        lines = (
+            f"point {point.index} ({group.title}): {record.provider} {problem}"
+            for point, group in groups
+            for record in group.records
+            if record.is_ours and (problem := record.problem) is not None
+        )
+        return list(dict.fromkeys(lines))
+
+    def command_of(self, point: Surveyed) -> str:
+        """Return the command that times one point alone."""
+        made = self.made_of
+        words = ["fuselab", "bench", self.named, "--survey", "--seed", str(made["seed"])]
+        words += ["--point", str(point.index)]
+        words += ["--backward"] if made["backward"] else []
+        for dtype in made["asked_dtypes"] or ():
+            words += ["--dtype", dtype]
+        if made["asked_providers"]:
+            words += ["--provider", ",".join(made["asked_providers"])]
+        return shlex.join(words)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the payload of ``--json`` and of the file in ``-o``'s folder."""
+        facts = asdict(self)
+        summary = {phase: summary_of(self.judged(phase)) for phase in self.phases}
+        losing = [
+            {
+                "point": one.point.index,
+                "phase": one.group.phase,
+                "is_again": one.is_again,
+                "command": self.command_of(one.point),
+            }
+            for one in self.losing
+        ]
+        return {"schema": SCHEMA, "verb": "survey", **facts, "summary": summary, "losing": losing}
+
+    def with_point(self, surveyed: Surveyed) -> Survey:
+        """Return the survey with one point added or replaced, in order."""
+        others = [point for point in self.points if point.index != surveyed.index]
+        return replace(self, points=sorted([*others, surveyed], key=lambda point: point.index))
+
+
+def summary_of(judged: Sequence[Judged]) -> dict[str, Any]:
+    """Return counts of verdicts and geometric means over points: of the speed of ``auto`` against
+    the best of the others, of its share of the limit, and of eager's host time over its own."""
+    compared = [one.versus for one in judged if one.versus is not None]
+    autos = [record for one in judged if (record := one.record(AUTO)) is not None]
+    hosts = [
+        eager.host_us / auto.host_us
+        for one in judged
+        if (auto := one.record(AUTO)) is not None
+        and (eager := one.record("eager")) is not None
+        and auto.host_us
+        and eager.host_us
+    ]
+    return {
+        "points": len(compared),
+        **{
+            str(outcome).lower(): sum(one.outcome == outcome for one in compared)
+            for outcome in Outcome
+        },
+        "speedup": geometric_mean(one.speedup for one in compared),
+        "least_speedup": min((one.speedup for one in compared), default=None),
+        "ceiling_share": geometric_mean(
+            one.ceiling_share for one in autos if one.ceiling_share is not None
+        ),
+        "eager_host_over_auto": geometric_mean(hosts),
+    }
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """Return the geometric mean of positive numbers to four digits; None of none."""
+    logs = [math.log(value) for value in values]
+    return significant(math.exp(math.fsum(logs) / len(logs))) if logs else None
+
+
+def survey_from(payload: Mapping[str, Any]) -> Survey:
+    """Return the survey that ``to_json`` gave. Raises KeyError or TypeError for anything else."""
+    return Survey(
+        operator=payload["operator"],
+        named=payload["named"],
+        environment=payload["environment"],
+        made_of=payload["made_of"],
+        points=[_point_from(point) for point in payload["points"]],
+        notes=payload["notes"],
+    )
+
+
+def _point_from(facts: Mapping[str, Any]) -> Surveyed:
+    groups = {key: tuple(map(_group_from, facts[key])) for key in ("groups", "again")}
+    return Surveyed(**{**facts, **groups})
+
+
+def _group_from(facts: Mapping[str, Any]) -> Group:
+    records = [_record_from(record) for record in facts["records"]]
+    ceiling = _optional(Ceiling, facts["ceiling"])
+    return Group(**{**facts, "records": records, "ceiling": ceiling})
+
+
+def _record_from(facts: Mapping[str, Any]) -> Record:
+    compared = {key: _optional(Comparison, facts[key]) for key in ("vs_eager", "vs_best_peer")}
+    return Record(**{**facts, **compared})
+
+
+def _optional(kind: Callable[..., Any], facts: Mapping[str, Any] | None) -> Any:
+    return None if facts is None else kind(**facts)
