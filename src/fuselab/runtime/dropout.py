@@ -133,7 +133,7 @@ class SeededDropout(TorchFunctionMode):
     elements takes the mask of its number.
 
     Args:
-        seed: an int64 tensor without dimensions, on the device of the dropouts.
+        seed: an int64 tensor without dimensions.
         numbers: those of the dropouts in the order of the calls; counted from 0 by default.
     """
 
@@ -148,10 +148,8 @@ class SeededDropout(TorchFunctionMode):
         given = dropout_call(func, args, kwargs or {})
         if given is None:
             return func(*args, **(kwargs or {}))
-        number = next(self.numbers)
-        return drop(
-            func.__name__, given, lambda shape, p: dropout_mask(self.seed, number, shape, p)
-        )
+        number, seed = next(self.numbers), self.seed.to(given["input"].device)
+        return drop(func.__name__, given, lambda shape, p: dropout_mask(seed, number, shape, p))
 
 
 def seed_tensor(seed: int | Tensor | None, device: torch.device) -> Tensor:
