@@ -52,6 +52,7 @@ class Composition:
             implementations={},
             cases=self.cases,
             gradient=Gradient(save, no_kernel),
+            draw=self.draw,
             peers={"fused": self._flat(self.function)},
             dtypes=self.dtypes,
         )

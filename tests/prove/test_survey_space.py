@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -111,6 +112,23 @@ def test_an_operator_without_draw_varies_the_sizes_of_a_case() -> None:
         assert input.ndim == 2 and other.shape == input.shape[1:]
         widths.add(other.shape)
     assert len(widths) > 4
+
+
+def test_products_are_bounded_where_no_cost_is_declared() -> None:
+    def product(input: Tensor, weight: Tensor) -> Tensor:
+        return input @ weight
+
+    op = FusedOp(
+        name="survey_tests::product",
+        reference=product,
+        implementations={},
+        cases=(Case.normal([(64, 32), (32, 48)]),),
+    )
+    space = Space((torch.float32,), 1e9, 1e6)
+    for index in range(6):
+        title = point_of(op, space, 0, index).case.name
+        rows, depth, _, columns = map(int, re.findall(r"\d+", title))
+        assert 2 * rows * depth * columns <= 1e6
 
 
 def test_an_operator_of_integers_is_surveyed_on_its_cases() -> None:

@@ -239,10 +239,10 @@ def _survey(given: dict[str, Any]) -> None:
     run_with_pinned_allocation(given["context"], where)
 
     from fuselab.prove import survey
-    from fuselab.prove.load import load_op
+    from fuselab.prove.load import load
 
     found = survey.survey(
-        load_op(given["op"]),
+        load(given["op"]),
         points=survey.POINTS if given["points"] is None else given["points"],
         only=given["point"] or None,
         seed=given["seed"],

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import fuselab
+from fuselab.composition import Composition
 from fuselab.device.ceiling import Ceilings, measured_ceilings
 from fuselab.device.environment import describe
 from fuselab.device.select import select as select_device
@@ -32,7 +33,7 @@ from fuselab.prove.bench_providers import Provider, select
 from fuselab.prove.bench_result import Group
 from fuselab.prove.bench_run import Run
 from fuselab.prove.bench_work import CaseArguments, Work
-from fuselab.prove.survey_result import AUTO, Survey, Surveyed, survey_from
+from fuselab.prove.survey_result import Survey, Surveyed, survey_from
 from fuselab.prove.survey_space import Space, SurveyPoint, point_of
 from fuselab.report import files
 from fuselab.runtime import dispatch, fallback
@@ -50,7 +51,7 @@ _ROOMS = ("measure", "ops", "prove", "runtime")
 
 
 def survey(
-    op: FusedOp,
+    subject: FusedOp | Composition,
     *,
     points: int = POINTS,
     only: Sequence[int] | None = None,
@@ -66,7 +67,7 @@ def survey(
     progress: Callable[[str], None] = lambda text: None,
 ) -> Survey:
     """Time ``auto`` and every implementation beside eager and torch.compile at points drawn from
-    the operator's space.
+    the operator's space; of a composition, its function ``fused``.
 
     Args:
         points: how many, those with the numbers from 0; ``only`` gives numbers instead.
@@ -90,6 +91,8 @@ def survey(
         DeviceError: the device is not there, or no provider runs on it.
         OutputError: the folder cannot be written to.
     """
+    op = subject.as_operator() if isinstance(subject, Composition) else subject
+    judged = "fused" if isinstance(subject, Composition) else "auto"
     where = device if isinstance(device, torch.device) else select_device(device)
     numbers = _numbers(points, only)
     budget_s = BUDGET_S if budget_s is None else budget_s
@@ -101,17 +104,18 @@ def survey(
         if dtype not in op.dtypes:
             raise UnknownNameError("dtype", dtype_name(dtype), map(dtype_name, op.dtypes))
     check_some_run(op, providers, where)
-    chosen = _providers(op, providers, where)
+    chosen = _providers(op, providers, where, judged)
     space = Space.of(op, where, dtypes)
     found = Survey(
         operator=op.name,
         named=named or op.name,
+        subject=judged,
         environment=describe(where),
         made_of=_made_of(op, where, seed, backward, providers, dtypes, space),
         points=[],
         notes=notes_on_process(where),
     )
-    timing = _Timing(op, where, chosen, measured_ceilings(where), budget_s, seed)
+    timing = _Timing(op, judged, where, chosen, measured_ceilings(where), budget_s, seed)
     phases = ("forward", "forward+backward") if backward else ("forward",)
     fallback.forget()
 
@@ -143,13 +147,14 @@ class _Timing:
     def __init__(
         self,
         op: FusedOp,
+        subject: str,
         device: torch.device,
         providers: Sequence[Provider],
         ceilings: Ceilings,
         budget_s: float,
         seed: int,
     ) -> None:
-        self.op, self.device, self.ceilings = op, device, ceilings
+        self.op, self.subject, self.device, self.ceilings = op, subject, device, ceilings
         self.budget_s, self.seed = budget_s, seed
         self.static = providers
         self.dynamic = [_dynamic(op) if one.name == "compile" else one for one in providers]
@@ -164,7 +169,8 @@ class _Timing:
                 work = Work(self.op, point.case, self.device, point.dtype, phase, made)
             except Exception as error:  # the reference may raise anything
                 return Surveyed(*facts, refused=summary(error))
-            takes[phase] = dispatch.choose(self.op, work.args)
+            if self.subject == "auto":
+                takes[phase] = dispatch.choose(self.op, work.args)
             groups.append(self._group(work, again=False))
             del work
             give_memory_back(self.device)
@@ -175,7 +181,7 @@ class _Timing:
     ) -> Surveyed | None:
         """Time those phases of a point again in which ``auto`` may be slower; None if there are
         none."""
-        judged = [one for one in surveyed.judged() if one.may_lose and not one.is_again]
+        judged = [one for one in surveyed.judged(self.subject) if one.may_lose and not one.is_again]
         if not judged:
             return None
         point = point_of(self.op, space, self.seed, surveyed.index)
@@ -221,13 +227,16 @@ def _numbers(points: int, only: Sequence[int] | None) -> Sequence[int]:
 
 
 def _providers(
-    op: FusedOp, names: Sequence[str] | None, device: torch.device
+    op: FusedOp, names: Sequence[str] | None, device: torch.device, subject: str
 ) -> Sequence[Provider]:
-    """Return the providers to time, ``auto`` among them."""
+    """Return the providers to time, the subject among them; it is none of its own peers."""
     if names is None:
         ours = (name for name, one in op.implementations.items() if one.device == device.type)
-        return select(op, ["compile", *ours, AUTO])
-    return select(op, [*names, AUTO])
+        names = ["compile", *ours]
+    return [
+        replace(one, kind="auto") if one.name == subject else one
+        for one in select(op, [*names, subject])
+    ]
 
 
 def _dynamic(op: FusedOp) -> Provider:

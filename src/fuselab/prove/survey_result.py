@@ -14,8 +14,6 @@ from fuselab.notebook import ShownInNotebooks
 from fuselab.prove.bench_result import Ceiling, Comparison, Group, Record
 from fuselab.schema import SCHEMA
 
-AUTO = "auto"
-
 
 @dataclass(frozen=True)
 class Surveyed:
@@ -36,19 +34,22 @@ class Surveyed:
     takes: Mapping[str, str] = field(default_factory=dict)
     refused: str | None = None
 
-    def judged(self) -> Iterator[Judged]:
-        """Yield every phase as it counts: as timed again where it was."""
+    def judged(self, subject: str) -> Iterator[Judged]:
+        """Yield every phase as it counts: as timed again where it was. ``subject`` is the provider
+        that is judged."""
         later = {group.phase: group for group in self.again}
         for group in self.groups:
-            yield Judged(self, later.get(group.phase, group), group.phase in later)
+            yield Judged(self, later.get(group.phase, group), subject, group.phase in later)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One phase of a point: its group, and whether it was timed again."""
+    """One phase of a point: its group, the provider that is judged, and whether it was timed
+    again."""
 
     point: Surveyed
     group: Group
+    subject: str
     is_again: bool
 
     def record(self, provider: str) -> Record | None:
@@ -58,13 +59,13 @@ class Judged:
 
     @property
     def versus(self) -> Comparison | None:
-        """The comparison of ``auto`` with the best of eager, torch.compile and the peers."""
-        record = self.record(AUTO)
+        """The comparison of the subject with the best of eager, torch.compile and the peers."""
+        record = self.record(self.subject)
         return record.vs_best_peer if record is not None else None
 
     @property
     def may_lose(self) -> bool:
-        """Whether ``auto`` is slower, or may be and is slower in the median."""
+        """Whether the subject is slower, or may be and is slower in the median."""
         versus = self.versus
         return versus is not None and (
             versus.outcome == Outcome.SLOWER
@@ -72,17 +73,15 @@ class Judged:
         )
 
     @property
-    def faster_than_auto(self) -> Record | None:
-        """The fastest implementation whose 95 % interval lies wholly below that of ``auto``."""
-        auto = self.record(AUTO)
-        if auto is None or auto.low_us is None:
+    def faster(self) -> Record | None:
+        """The fastest implementation whose 95 % interval lies wholly below the subject's."""
+        own = self.record(self.subject)
+        if own is None or own.low_us is None:
             return None
         faster = [
             one
             for one in self.group.records
-            if one.kind == "implementation"
-            and one.high_us is not None
-            and one.high_us < auto.low_us
+            if one.kind == "implementation" and one.high_us is not None and one.high_us < own.low_us
         ]
         return min(faster, key=lambda one: one.median_us or math.inf, default=None)
 
@@ -91,6 +90,7 @@ class Judged:
 class Survey(ShownInNotebooks):
     """A whole survey: where and of what it was made, and its points in order.
 
+    ``subject`` is the provider that is judged: ``auto``, or ``fused`` for a composition.
     ``made_of`` has what a survey must share with another one to be continued by it: operator,
     device, seed, dtypes, providers, versions, and a hash of the sources.
     """
@@ -99,6 +99,7 @@ class Survey(ShownInNotebooks):
 
     operator: str
     named: str
+    subject: str
     environment: Mapping[str, Any]
     made_of: Mapping[str, Any]
     points: Sequence[Surveyed]
@@ -106,7 +107,7 @@ class Survey(ShownInNotebooks):
 
     def judged(self, phase: str | None = None) -> list[Judged]:
         """Return the timed phases of all points, or those of one phase."""
-        every = (one for point in self.points for one in point.judged())
+        every = (one for point in self.points for one in point.judged(self.subject))
         return [one for one in every if phase is None or one.group.phase == phase]
 
     @property
@@ -115,7 +116,7 @@ class Survey(ShownInNotebooks):
 
     @property
     def losing(self) -> list[Judged]:
-        """The phases where ``auto`` is SLOWER, the worst first."""
+        """The phases where the subject is SLOWER, the worst first."""
         slower = [
             (one.versus.speedup, place, one)
             for place, one in enumerate(self.judged())
@@ -125,20 +126,31 @@ class Survey(ShownInNotebooks):
 
     @property
     def failures(self) -> list[str]:
-        """One line for every implementation of ours that was wrong, failed or was above the limit;
-        one line if no point could be timed."""
+        """One line for every implementation of ours that was wrong or failed; one line if no point
+        could be timed."""
         if self.points and not any(point.groups for point in self.points):
             return [f"no point could be timed: {self.points[0].refused}"]
-        groups = [
-            (point, group) for point in self.points for group in (*point.groups, *point.again)
-        ]
-        lines = (
-            f"point {point.index} ({group.title}): {record.provider} {problem}"
-            for point, group in groups
+        return [
+            f"point {point.index} ({group.title}): {record.provider} {record.problem}"
+            for point, group in self._groups()
             for record in group.records
-            if record.is_ours and (problem := record.problem) is not None
-        )
-        return list(dict.fromkeys(lines))
+            if record.is_ours and record.status in ("wrong", "failed")
+        ]
+
+    @property
+    def above_limit(self) -> list[str]:
+        """One line for every time of ours that is above the limit beyond both intervals."""
+        return [
+            f"point {point.index}, {group.phase}: {record.provider} {record.problem}"
+            for point, group in self._groups()
+            for record in group.records
+            if record.is_ours and record.is_above_limit
+        ]
+
+    def _groups(self) -> Iterator[tuple[Surveyed, Group]]:
+        for point in self.points:
+            for group in (*point.groups, *point.again):
+                yield point, group
 
     def command_of(self, point: Surveyed) -> str:
         """Return the command that times one point alone."""
@@ -174,16 +186,16 @@ class Survey(ShownInNotebooks):
 
 
 def summary_of(judged: Sequence[Judged]) -> dict[str, Any]:
-    """Return counts of verdicts and geometric means over points: of the speed of ``auto`` against
-    the best of the others, of its share of the limit, and of eager's host time over its own."""
+    """Return counts of verdicts and geometric means over points: of the subject's speed against the
+    best of the others, of its share of the limit, and of eager's host time over its own."""
     compared = [one.versus for one in judged if one.versus is not None]
-    autos = [record for one in judged if (record := one.record(AUTO)) is not None]
+    owns = [record for one in judged if (record := one.record(one.subject)) is not None]
     hosts = [
-        eager.host_us / auto.host_us
+        eager.host_us / own.host_us
         for one in judged
-        if (auto := one.record(AUTO)) is not None
+        if (own := one.record(one.subject)) is not None
         and (eager := one.record("eager")) is not None
-        and auto.host_us
+        and own.host_us
         and eager.host_us
     ]
     return {
@@ -195,9 +207,9 @@ def summary_of(judged: Sequence[Judged]) -> dict[str, Any]:
         "speedup": geometric_mean(one.speedup for one in compared),
         "least_speedup": min((one.speedup for one in compared), default=None),
         "ceiling_share": geometric_mean(
-            one.ceiling_share for one in autos if one.ceiling_share is not None
+            one.ceiling_share for one in owns if one.ceiling_share is not None
         ),
-        "eager_host_over_auto": geometric_mean(hosts),
+        "eager_host_ratio": geometric_mean(hosts),
     }
 
 
@@ -212,6 +224,7 @@ def survey_from(payload: Mapping[str, Any]) -> Survey:
     return Survey(
         operator=payload["operator"],
         named=payload["named"],
+        subject=payload["subject"],
         environment=payload["environment"],
         made_of=payload["made_of"],
         points=[_point_from(point) for point in payload["points"]],

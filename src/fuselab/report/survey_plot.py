@@ -1,4 +1,5 @@
-"""A survey as a picture: the speed of ``auto`` against the best of the others over the size."""
+"""A survey as a picture: over the size, the speed of what is judged against the best of the
+others."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ def _panel(axis: Any, judged: Sequence[Judged], dtypes: Sequence[str]) -> None:
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlabel("bytes moved at least")
-    axis.set_ylabel("speed of auto over the best of the others")
+    axis.set_ylabel(f"speed of {judged[0].subject} over the best of the others")
     axis.xaxis.set_major_formatter(lambda position, _: bytes_label(position))
     axis.yaxis.set_major_formatter(lambda position, _: f"{position:g}")
     axis.yaxis.set_minor_formatter(lambda position, _: f"{position:g}")

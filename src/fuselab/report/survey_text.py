@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuselab.measure.verdict import Outcome
-from fuselab.prove.survey_result import AUTO, Judged, Survey, geometric_mean, summary_of
+from fuselab.prove.survey_result import Judged, Survey, geometric_mean, summary_of
 from fuselab.report.numbers import NONE, digits
 from fuselab.report.screen import as_text
 from fuselab.report.tables import STYLES
@@ -37,11 +37,12 @@ def survey_table(survey: Survey) -> RenderableType:
     ]
     for phase in survey.phases:
         judged = survey.judged(phase)
-        parts += [Text(), Text(phase, style="bold"), _map(judged), Text(_counts(judged))]
-        parts += [Text(), _implementations(judged), Text(), _points(judged)]
+        parts += [Text(), Text(phase, style="bold"), _map(judged), *_counts(survey, judged)]
+        parts += [Text(), _providers(survey, judged), Text(), _points(judged)]
     parts += _losses(survey)
     refused = [point for point in survey.points if point.refused is not None]
     parts += [Text(f"point {one.index}, {one.title}: not taken, {one.refused}") for one in refused]
+    parts += [Text(f"explain {line}") for line in survey.above_limit]
     parts += [Text(f"note: {line}") for line in survey.notes]
     return Lines(*parts)
 
@@ -53,8 +54,8 @@ def size_class(moved_bytes: int) -> int:
 
 
 def _map(judged: Sequence[Judged]) -> Table:
-    """Return the geometric means by size: of the speed of ``auto`` against the best of the others,
-    of its share of the limit, and of its host time against eager's."""
+    """Return the geometric means by size: of the subject's speed against the best of the others, of
+    its share of the limit, and of eager's host time over its own."""
     table = _table("from", *_BOUNDS, "all")
     classes = [
         [one for one in judged if size_class(one.point.moved_bytes) == place]
@@ -66,14 +67,14 @@ def _map(judged: Sequence[Judged]) -> Table:
         ("speed", "speedup", 1.0),
         ("least", "least_speedup", 1.0),
         ("% of limit", "ceiling_share", 100.0),
-        ("host speed", "eager_host_over_auto", 1.0),
+        ("host speed", "eager_host_ratio", 1.0),
     ):
         table.add_row(title, *(_number(one[key], factor) for one in summaries))
     return table
 
 
-def _counts(judged: Sequence[Judged]) -> str:
-    """Return the verdicts in words."""
+def _counts(survey: Survey, judged: Sequence[Judged]) -> list[Text]:
+    """Return the verdicts in words, and by which time they are where that is not the device's."""
     found = summary_of(judged)
     counts = ", ".join(
         f"{found[str(outcome).lower()]} {outcome}"
@@ -82,28 +83,34 @@ def _counts(judged: Sequence[Judged]) -> str:
     )
     again = sum(one.is_again for one in judged)
     timed_again = f"; {again} of the points were timed again" if again else ""
-    return f"auto: {counts or 'no verdict'}{timed_again}"
+    by_host = sum(one.group.verdicts_by == "host time" for one in judged)
+    lines = [Text(f"{survey.subject}: {counts or 'no verdict'}{timed_again}")]
+    if by_host:
+        lines.append(Text(f"{by_host} of the points are so small that host time is judged"))
+    return lines
 
 
-def _implementations(judged: Sequence[Judged]) -> Table:
-    """Return a row for each provider: where it runs, and its geometric mean against the best of
-    the others."""
-    table = _table("provider", "points", "speed", "auto takes it", "faster than auto")
+def _providers(survey: Survey, judged: Sequence[Judged]) -> Table:
+    """Return a row for each provider: at how many points it was timed, its geometric mean against
+    the best of the others, how often it is taken, and how often it was faster than what was."""
+    subject = survey.subject
+    table = _table("provider", "points", "speed", f"{subject} takes it", f"faster than {subject}")
     names = dict.fromkeys(record.provider for one in judged for record in one.group.records)
     for name in names:
         records = [record for one in judged if (record := one.record(name)) is not None]
         against = [one.vs_best_peer.speedup for one in records if one.vs_best_peer is not None]
-        faster = [one.faster_than_auto for one in judged]
+        faster = [one.faster for one in judged]
         taken = [one.point.takes.get(one.group.phase) for one in judged]
         is_ours = any(record.kind == "implementation" for record in records)
         chosen = name if is_ours else {"eager": "reference"}.get(name)
-        beats_auto = sum(one is not None and one.provider == name for one in faster)
+        chosen = chosen if any(taken) else None
+        beats = sum(one is not None and one.provider == name for one in faster)
         table.add_row(
             name,
             str(len(records)),
             _number(geometric_mean(against)),
             NONE if chosen is None else str(taken.count(chosen)),
-            str(beats_auto) if is_ours else NONE,
+            str(beats) if is_ours else NONE,
         )
     return table
 
@@ -118,14 +125,14 @@ def _points(judged: Sequence[Judged]) -> Table:
         table.add_column(heading, justify="right", width=width, overflow="fold")
     table.add_column("vs best", width=13, overflow="fold")
     for one in sorted(judged, key=lambda one: (one.versus is None, _speed(one), one.point.index)):
-        record = one.record(AUTO)
+        record = one.record(one.subject)
         table.add_row(
             str(one.point.index),
             f"{one.point.dtype} {one.point.title}",
             one.point.takes.get(one.group.phase, NONE),
             _number(record.median_us if record else None),
             _number(record.host_us if record else None),
-            _number(record.ceiling_share if record else None, 100),
+            _percent(record.ceiling_share if record else None),
             _verdict(one),
         )
     return table
@@ -152,8 +159,8 @@ def _losses(survey: Survey) -> list[RenderableType]:
             for one in survey.judged()
         )
         behind = f"; {unclear} verdicts are UNCLEAR" if unclear else ""
-        return [Text(), Text(f"auto is SLOWER at no point{behind}.")]
-    parts: list[RenderableType] = [Text(), Text("auto is SLOWER here:", style="bold")]
+        return [Text(), Text(f"{survey.subject} is SLOWER at no point{behind}.")]
+    parts: list[RenderableType] = [Text(), Text(f"{survey.subject} is SLOWER here:", style="bold")]
     for one in losing:
         versus = one.versus
         assert versus is not None
@@ -174,6 +181,13 @@ def _table(first: str, *others: str) -> Table:
     for heading in others:
         table.add_column(heading, justify="right")
     return table
+
+
+def _percent(share: float | None) -> str:
+    """Format a share for a column of 5."""
+    if share is None:
+        return NONE
+    return f"{100 * share:.3g}" if share < 1 else f"{100 * share:.0f}"
 
 
 def _number(value: float | None, factor: float = 1.0) -> str:
