@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fuselab.ejection.eject import eject
 from fuselab.ejection.regions import Region, cut
+from fuselab.prove.bench_providers import providers
 from fuselab.prove.load import load_op
 from fuselab.runtime import interpreter, triton_dropout
 from fuselab.runtime.cpp_source import CppSource, i64
@@ -257,6 +258,20 @@ def test_the_reference_is_the_users_function(folders: Any) -> None:
         expected = function(*args)
     assert torch.equal(op.reference(*args, seed), expected)
     assert not torch.equal(op.reference(*args, seed + 1), expected)
+
+
+def test_bench_times_pytorchs_own_dropout_and_compares_it_with_nothing(folders: Any) -> None:
+    op = load_op(str(folders(DROPPED[0])))
+    offered = providers(op)
+    drawn = {name for name, one in offered.items() if not one.is_compared}
+    assert drawn == {"eager", "torchscript", "compile", "compile-max-autotune"}
+    args = (*arguments(DROPPED[0]), torch.tensor(5))
+    function, given = offered["eager"].prepare(args)
+    torch.manual_seed(0)
+    expected = DROPPED[0](*args[:-1])
+    torch.manual_seed(0)
+    assert torch.equal(function(*given), expected)
+    assert all(one.is_compared for one in providers(load_op("square")).values())
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,13 @@ from fuselab.ejection.dropout import RUNTIME
 from fuselab.ejection.fold import formatted
 from fuselab.ejection.regions import Cut, Region
 from fuselab.ejection.returned import namedtuples_in, nodes_in, structure_text
-from fuselab.ejection.write import draw_text, example_case, package_files, test_text
+from fuselab.ejection.write import (
+    draw_text,
+    example_case,
+    package_files,
+    reference_import,
+    test_text,
+)
 from fuselab.ejection.write_init import public_docstring, public_parameters
 from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_reference import reference_text
@@ -110,7 +116,7 @@ def _composed(cut: Cut, standalone: bool) -> str:
             *([""] if drawn or "torch." in case else []),
             *imports,
             *(f"from .{name}.op import OP as {name.upper()}" for name in regions),
-            "from .reference import reference",
+            reference_import(cut),
             f"from .steps import {cut.name}",
             "",
         ]
@@ -120,7 +126,7 @@ def _composed(cut: Cut, standalone: bool) -> str:
             for name in regions
             for line in (f"from .{name} import OP as {name.upper()}", f"from .{name} import {name}")
         )
-        head = _steps(cut, [*imports, *operators, "from .reference import reference"])
+        head = _steps(cut, [*imports, *operators, reference_import(cut)])
     lines = [
         *head,
         "",
@@ -134,6 +140,7 @@ def _composed(cut: Cut, standalone: bool) -> str:
         "    cases=(_EXAMPLE,),",
         *([f"    outputs={count},"] if (count := _tensors(cut)) != 1 else []),
         *(["    draw=draw,"] if drawn else []),
+        *(["    drawing=drawing,"] if cut.captured.seed is not None else []),
         *([f"    frozen={tuple(frozen)!r},".replace("'", '"')] if frozen else []),
         ")",
     ]

@@ -127,7 +127,7 @@ def _imports(package: Package, has_gradient: bool) -> str:
         "",
         "from . import triton_kernels",
         *gradient_import(package),
-        "from .reference import reference",
+        reference_import(package),
         "",
     ]
     return "\n".join(lines)
@@ -144,6 +144,12 @@ def gradient_import(package: Package) -> list[str]:
     """Return the line that imports the formulas of a package with a gradient."""
     names = ["gradient", *(["residuals"] if package.kept else [])]
     return [f"from .gradient import {', '.join(names)}"] if package.backward else []
+
+
+def reference_import(package: Package | Cut) -> str:
+    """Return the line that imports the reference, and what ``bench`` times in its place."""
+    names = ["reference"] if package.captured.seed is None else ["drawing", "reference"]
+    return f"from .reference import {', '.join(names)}"
 
 
 def draw_text(package: Package | Cut) -> str:
@@ -303,6 +309,7 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
     tuned = '"triton": configs' + (', "triton_backward": configs' if has_gradient else "")
     last = "    draw=draw,\n" if draw_text(package) else ""
     last += "    autocast=autocast,\n" if autocast_text(package) else ""
+    last += "    drawing=drawing,\n" if package.captured.seed is not None else ""
     last += f'    nondeterministic="{UNORDERED}",\n' if package.is_unordered else ""
     return f"""\
 OP = FusedOp(

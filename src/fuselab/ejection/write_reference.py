@@ -24,7 +24,6 @@ def reference_text(captured: Captured, outputs: Sequence[str]) -> str:
     """Return the text of ``reference.py``. The reference returns the flat results of the operator,
     which are named ``outputs``; without names, what the function returns."""
     function = captured.function
-    annotated = ", ".join(f"{name}: Tensor" for name in captured.parameters)
     copied = _copied(function, captured) if isinstance(function, FunctionType) else None
     importing = "" if outputs else "from typing import Any\n\n"
     if copied is not None:
@@ -40,10 +39,9 @@ from __future__ import annotations
 {sources}
 
 
-def reference({annotated}) -> {outputs_type(len(outputs))}:
-    """Compute {called}{_from_seed(captured)}."""
-{textwrap.indent(_replaying(captured, _taken_apart(captured, outputs, called)), "    ")}
+{_functions(captured, outputs, f"Compute {called}", _taken_apart(captured, outputs, called))}
 '''
+    told = f"Compute {captured.name}; parameters and buffers of the module are arguments"
     return f'''\
 """The definition of {captured.name}: what {_label(function)} calls, one step after the other."""
 
@@ -53,9 +51,7 @@ from __future__ import annotations
 from torch import Tensor
 {_import_of_replay(captured)}
 
-def reference({annotated}) -> {outputs_type(len(outputs))}:
-    """Compute {captured.name}; parameters and buffers of the module are arguments."""
-{textwrap.indent(_replaying(captured, _traced(captured, outputs)), "    ")}
+{_functions(captured, outputs, told, _traced(captured, outputs))}
 '''
 
 
@@ -64,22 +60,31 @@ def _label(function: Callable[..., Any]) -> str:
 
 
 def _import_of_replay(captured: Captured) -> str:
-    """Return the lines that import what ``_replaying`` writes; empty where nothing is dropped."""
+    """Return the lines that import what ``_functions`` writes; empty where nothing is dropped."""
     return "" if captured.seed is None else f"\nfrom {RUNTIME} import SeededDropout\n"
 
 
-def _from_seed(captured: Captured) -> str:
-    return "" if captured.seed is None else f", its dropouts from ``{captured.seed}``"
-
-
-def _replaying(captured: Captured, body: str) -> str:
-    """Return the body of a reference, within which dropouts take their masks from the seed."""
+def _functions(captured: Captured, outputs: Sequence[str], told: str, body: str) -> str:
+    """Return the function ``reference``, whose docstring begins with ``told``. One that drops
+    elements replays, from the seed, the function ``drawing`` with PyTorch's own dropouts."""
+    annotated = ", ".join(f"{name}: Tensor" for name in captured.parameters)
+    head = f"({annotated}) -> {outputs_type(len(outputs))}:"
+    body = textwrap.indent(body, "    ")
     if captured.seed is None:
-        return body
+        return f'def reference{head}\n    """{told}."""\n{body}'
     numbers = ""
     if captured.numbers != (*range(len(captured.numbers)),):
         numbers = f", {captured.numbers}"
-    return f"with SeededDropout({captured.seed}{numbers}):\n{textwrap.indent(body, '    ')}"
+    return f'''\
+def drawing{head}
+    """{told}. PyTorch draws its masks."""
+{body}
+
+
+def reference{head}
+    """Compute ``drawing`` with the masks that follow from ``{captured.seed}``."""
+    with SeededDropout({captured.seed}{numbers}):
+        return drawing({", ".join(captured.parameters)})'''
 
 
 # --- a function's own code ------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from fuselab.ejection.write import (
     example_values,
     gradient_import,
     kernel_files,
+    reference_import,
 )
 from fuselab.ejection.write_init import public_text, seed_import
 from fuselab.ejection.write_launchers import DEVICES, launcher_parts, triton_names
@@ -209,7 +210,7 @@ def _op(package: Package, runtime: str) -> str:
         "",
         *gradient_import(package),
         f"from .launchers import {', '.join(sorted(launchers))}",
-        "from .reference import reference",
+        reference_import(package),
         f"from {runtime}.triton_sweep import configs",
         f"from {runtime}.tuning import choose_by",
         "",

@@ -14,8 +14,13 @@ def dropped_residual(x, residual, weight, bias):
     return F.layer_norm(hidden, hidden.shape[-1:], weight, bias)
 
 
+def drawing(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, seed: Tensor) -> Tensor:
+    """Compute dropped_residual(x, residual, weight, bias). PyTorch draws its masks."""
+    output: Tensor = dropped_residual(x, residual, weight, bias)
+    return output
+
+
 def reference(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, seed: Tensor) -> Tensor:
-    """Compute dropped_residual(x, residual, weight, bias), its dropouts from ``seed``."""
+    """Compute ``drawing`` with the masks that follow from ``seed``."""
     with SeededDropout(seed):
-        output: Tensor = dropped_residual(x, residual, weight, bias)
-        return output
+        return drawing(x, residual, weight, bias, seed)
