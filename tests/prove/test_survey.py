@@ -105,8 +105,8 @@ def timed(clock: Clock, ours: Callable[[], float], eager: float = 10.0) -> Fused
     )
 
 
-# Rounds end when every verdict is clear, so the budget is only a bound.
-ON_CPU: dict[str, Any] = {"device": "cpu", "providers": ["plain"], "budget_s": 20.0}
+# The budget is spent at once: a survey's verdicts have their rounds whatever it is.
+ON_CPU: dict[str, Any] = {"device": "cpu", "providers": ["plain"], "budget_s": 1e-6}
 
 
 def test_a_slower_kernel_loses_at_every_point_with_the_command_that_repeats_it(

@@ -18,7 +18,7 @@ from fuselab.device.ceiling import (
 )
 from fuselab.errors import summary
 from fuselab.measure.energy import joules_per_call
-from fuselab.measure.interleave import Candidate, Samples, interleave
+from fuselab.measure.interleave import FEWEST_ROUNDS, Candidate, Samples, interleave
 from fuselab.measure.memory import peak_bytes
 from fuselab.measure.statistics import median_interval, quantiles, significant
 from fuselab.measure.timer import Call
@@ -39,7 +39,7 @@ class Run:
     """All providers on one piece of work.
 
     With ``captured`` (CUDA only) the calls are replayed from CUDA graphs, unless one of them cannot
-    be captured because it waits for the device.
+    be captured because it waits for the device. ``fewest`` rounds are taken whatever the budget is.
     """
 
     def __init__(
@@ -51,10 +51,11 @@ class Run:
         seed: int,
         energy: bool,
         captured: bool = False,
+        fewest: int = FEWEST_ROUNDS,
     ) -> None:
         self.work, self.providers, self.ceilings = work, providers, ceilings
         self.budget_s, self.seed, self.energy = budget_s, seed, energy
-        self.captured = captured
+        self.captured, self.fewest = captured, fewest
         self.costs = _costs(work)
         self.calls: dict[str, Calls] = {}
         self.unmeasured: dict[str, Record] = {}
@@ -99,6 +100,7 @@ class Run:
             host=True,
             budget_s=self.budget_s / HOST_SHARE,
             seed=seed,
+            fewest=self.fewest if self.by_host else FEWEST_ROUNDS,
             decided=self._decided,
         )
         ceiling = self.ceiling(samples)
@@ -125,6 +127,7 @@ class Run:
             graph=self.captured,
             budget_s=self.budget_s,
             seed=seed,
+            fewest=self.fewest,
             decided=self._decided,
         )
 

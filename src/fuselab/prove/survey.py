@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,7 @@ from fuselab.device.ceiling import Ceilings, measured_ceilings
 from fuselab.device.environment import describe
 from fuselab.device.select import select as select_device
 from fuselab.errors import ArgumentError, UnknownNameError, summary
+from fuselab.measure.verdict import LOOKS
 from fuselab.op import FusedOp, dtype_name
 from fuselab.prove.bench import check_some_run, give_memory_back, notes_on_process
 from fuselab.prove.bench_against import ENVIRONMENT
@@ -204,8 +206,10 @@ class _Timing:
             self.seed + (_AGAIN_SEED if again else 0),
             energy=False,
             captured=self.device.type == "cuda",
+            fewest=LOOKS[0],
         )
-        with fallback.strict():
+        with fallback.strict(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\._inductor")  # advice on a reference
             if again:
                 group = run.group()
             else:
