@@ -32,8 +32,9 @@ def dropped_residual(
     output_pointer,
     # what programs that share rows leave for the next sweep
     partials_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    row_sizes, column_sizes,
+    # the sizes of the loops, outermost first, what divides by them, and the strides
+    # of each tensor in them
+    row_sizes, row_divisors, column_sizes, column_divisors,
     x_row_strides, x_column_strides, batch_length_width_position_row_strides,
     batch_length_width_position_column_strides, residual_row_strides, residual_column_strides,
     weight_column_strides, bias_column_strides, output_row_strides, output_column_strides,
@@ -45,7 +46,7 @@ def dropped_residual(
     """Compute output. A program owns BLOCK_ROWS rows (batch, length) and sweeps 3 times over
     their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is
     a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
     x_row = x_pointer + offset(row, x_row_strides)
@@ -57,7 +58,7 @@ def dropped_residual(
         layer_norm_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -81,7 +82,7 @@ def dropped_residual(
         layer_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -104,7 +105,7 @@ def dropped_residual(
 
     for block in range(first, end):
         column, is_column = block_of_columns(
-            block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
         x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -142,8 +143,9 @@ def dropped_residual_backward(
     sums_pointer,
     # what programs that share rows leave for the next sweep
     partials_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    row_sizes, column_sizes,
+    # the sizes of the loops, outermost first, what divides by them, and the strides
+    # of each tensor in them
+    row_sizes, row_divisors, column_sizes, column_divisors,
     x_row_strides, x_column_strides, batch_length_width_position_row_strides,
     batch_length_width_position_column_strides, residual_row_strides, residual_column_strides,
     grad_output_row_strides, grad_output_column_strides, weight_column_strides,
@@ -164,7 +166,7 @@ def dropped_residual_backward(
     grad_bias_sum = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     first_turn, end_turn = share_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS)
     for turn in range(first_turn, end_turn):
-        row, is_row = turn_of_rows(turn, row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+        row, is_row = turn_of_rows(turn, row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
         if PARTS > 1:
             turn_partials = partials_of_turn(
                 partials_pointer, turn - first_turn, 4, BLOCK_ROWS, PARTS
@@ -181,7 +183,7 @@ def dropped_residual_backward(
             sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
             for block in range(first, end):
                 column, is_column = block_of_columns(
-                    block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                    block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                 )
                 exists = is_row & is_column
                 x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -215,7 +217,7 @@ def dropped_residual_backward(
                 layer_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
                 for block in range(first, end):
                     column, is_column = block_of_columns(
-                        block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                        block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                     )
                     exists = is_row & is_column
                     x = load(
@@ -244,7 +246,8 @@ def dropped_residual_backward(
                     sum_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
                     for block in range(first, end):
                         column, is_column = block_of_columns(
-                            block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                            block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS,
+                            WIDE
                         )
                         exists = is_row & is_column
                         grad_output = load(
@@ -284,7 +287,8 @@ def dropped_residual_backward(
                 else:
                     for block in range(first, end):
                         column, is_column = block_of_columns(
-                            block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                            block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS,
+                            WIDE
                         )
                         exists = is_row & is_column
                         grad_output = load(
@@ -362,8 +366,9 @@ def dropped_residual_backward_sums(
     sums_pointer,
     # written
     grad_weight_pointer, grad_bias_pointer,
-    # how many programs left sums; the sizes of the loops and the strides in them
-    shares, column_sizes, grad_weight_column_strides, grad_bias_column_strides,
+    # how many programs left sums; the sizes of the loops, what divides by them, and
+    # the strides in them
+    shares, column_sizes, column_divisors, grad_weight_column_strides, grad_bias_column_strides,
     # chosen by the launcher
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_SHARES: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
@@ -371,7 +376,9 @@ def dropped_residual_backward_sums(
     """Compute grad_weight, grad_bias from the sums that the programs of
     dropped_residual_backward left. A program owns BLOCK_COLUMNS columns (width) and adds up
     BLOCK_SHARES programs' sums at a time."""
-    column, is_column = block_of_columns(tl.program_id(0), column_sizes, BLOCK_COLUMNS, False, WIDE)
+    column, is_column = block_of_columns(
+        tl.program_id(0), column_sizes, column_divisors, BLOCK_COLUMNS, False, WIDE
+    )
     grad_weight = sum_of_shares(
         sums_pointer, 0, 2, shares, column_sizes, COMPUTE, BLOCK_SHARES, BLOCK_COLUMNS
     )
