@@ -233,6 +233,8 @@ class Arrangements(Pooling):
                 conditions.append(is_before_end)
             places[dim] = place
         is_inside = self.both(node, conditions)
+        if isinstance(value, Constant) and source.kind != "float":
+            value = Constant({"int": int, "bool": bool}[source.kind](value.value))
         safe = {dim: self.inside_or_first(node, one, is_inside) for dim, one in places.items()}
         safe_places = [safe.get(dim) for dim in range(len(sizes))]
         chosen = self.choice(node, sizes, source, safe_places, range(len(sizes)))
