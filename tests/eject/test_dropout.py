@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,7 @@ import triton
 import triton.language as tl
 import triton_on_cpu
 from comparing import compare
+from cuda_on_cpu import Emulator
 from ejected_functions import DROPPED
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -248,6 +250,44 @@ def test_values_and_gradients(function: Any, language: str, folders: Any) -> Non
     args = arguments(function)
     for one in (args, [arg.transpose(0, -1).contiguous().transpose(0, -1) for arg in args]):
         compare(op, forward, backward, [*one, torch.tensor(SEED)])
+
+
+def test_values_and_gradients_of_cuda(
+    folders: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CUDA C++ kernels are compiled by g++ and run on the CPU."""
+    op = load_op(str(folders(DROPPED[0])))
+    mine = op.implementations["cuda"]
+    args = [*arguments(DROPPED[0]), torch.tensor(SEED)]
+    emulator = Emulator(tmp_path)
+    emulator.install(monkeypatch)
+    assert mine.backward is not None and op.gradient is not None
+    with emulator.collecting():
+        returned = mine.forward(*args)
+        needs = [arg.is_floating_point() for arg in args]
+        mine.backward(needs, torch.zeros_like(args[0]), *op.gradient.save(returned, *args))
+    compare(op, mine.forward, mine.backward, args)
+    assert len(emulator.launched) == 3
+
+
+def test_a_standalone_package_draws_the_same_masks(ejected: Callable[[str], Path]) -> None:
+    folder = ejected("standalone_dropped_residual")
+    program = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from standalone_program import Refuse\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "import torch\n"
+        "from dropped_residual import dropped_residual\n"
+        "from dropped_residual.reference import reference\n"
+        "args = [torch.randn(size) for size in ((6, 5, 9), (6, 5, 9), 9, 9)]\n"
+        "found = dropped_residual(*args, seed=-5)\n"
+        "torch.testing.assert_close(found, reference(*args, torch.tensor(-5)))\n"
+        "first, second = dropped_residual(*args), dropped_residual(*args)\n"
+        "assert not torch.equal(first, second)\n"
+    )
+    command = [sys.executable, "-c", program, str(Path(__file__).parent), str(folder.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_the_reference_is_the_users_function(folders: Any) -> None:
