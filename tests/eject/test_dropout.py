@@ -213,11 +213,16 @@ def alpha_dropped(x):
     return F.selu(F.alpha_dropout(x.t(), 0.1, True)) + (none + all_of_it).t()
 
 
+def dropped_total(x):
+    return F.dropout(x.sum(), 0.25) * 2
+
+
 SHAPES: dict[Callable[..., Any], tuple[tuple[int, ...], ...]] = {
     DROPPED[0]: ((3, 5, 70), (3, 5, 70), (70,), (70,)),
     dropped_softmax: ((2, 3, 37), (3, 37)),
     dropped_channels: ((2, 3, 5, 7), (3,)),
     alpha_dropped: ((5, 9),),
+    dropped_total: ((3, 4),),
 }
 
 

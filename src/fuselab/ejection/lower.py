@@ -222,7 +222,7 @@ class _Lowering(Arithmetic):
         """Return the mask of a dropout: a function of the seed and of the position in it."""
         seed, number, _, p = node.args
         common = self.common(node)
-        along = (sympy.prod(list(common["sizes"])),)
+        along = (sympy.Mul(*common["sizes"]),)
         position = Along("position", along, "int", common["line"], False, 0)
         place = View("position", common["sizes"], "int", common["line"], False, position, regrouped)
         last = Constant(last_dropped(p))

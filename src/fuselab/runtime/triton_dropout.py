@@ -13,8 +13,9 @@ def kept(seed, position, number: tl.constexpr, last_dropped: tl.constexpr):
     """Return whether the elements at ``position`` are kept by the dropout ``number`` of a seed: by
     the words of Philox-4x32-10 that are above ``last_dropped``. Four elements in a row have the
     words of one counter."""
+    position = tl.cast(position, tl.int64)  # that of a single element is a number
     group = (position >> 2).to(tl.uint32)
-    high = (position.to(tl.int64) >> 34).to(tl.uint32)
+    high = (position >> 34).to(tl.uint32)
     third = tl.full((), number, tl.uint32)
     fourth = tl.full((), 0, tl.uint32)
     first_word, second_word, third_word, fourth_word = tl.philox(seed, group, high, third, fourth)
