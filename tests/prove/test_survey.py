@@ -24,6 +24,7 @@ from fuselab.prove import survey as survey_module
 from fuselab.prove.survey import FILE, survey
 from fuselab.prove.survey_result import Survey, geometric_mean, survey_from
 from fuselab.report import survey_plot, survey_text
+from fuselab.runtime import surveyed_choice
 
 # A streaming kernel that is never slower than what is timed beside it cannot be exceeded.
 CEILINGS = Ceilings(
@@ -190,6 +191,31 @@ def test_a_survey_continues_where_it_stopped(clock: Clock, tmp_path: Path) -> No
     assert survey_from(payload) == more
 
 
+def test_auto_goes_by_a_survey_that_chose(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSELAB_CACHE", str(tmp_path))
+    monkeypatch.setitem(survey_space.TINY_BYTES, "cpu", 10_000)
+    op = timed(clock, lambda: 20.0)
+    faster = Implementation("cpu", clock.taking(lambda: 2.0), scaled_relu_backward)
+    op = replace(op, implementations={**op.implementations, "faster": faster})
+    options = {**ON_CPU, "providers": ["plain", "faster"]}
+    found = survey(op, points=4, **options)
+    judged_by_device = [one for one in found.judged() if one.group.verdicts_by == "device time"]
+    choices = found.choices()
+    assert 0 < len(choices["points"]) == len(judged_by_device) < 4
+    us = {"reference": (10.0,) * 3, "plain": (20.0,) * 3, "faster": (2.0,) * 3}
+    assert all(point["us"] == us for point in choices["points"])
+    surveyed_choice.write(op, torch.device("cpu"), choices)
+    again = survey(op, only=[judged_by_device[0].point.index], **options)
+    assert again.points[0].takes == {"forward": "faster"}
+    (one,) = again.judged()
+    record = one.record("auto")
+    assert record is not None and record.note == "auto takes faster, which a survey found faster"
+    assert one.versus is not None and one.versus.speedup == 5.0
+    surveyed_choice.forget()
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -320,6 +346,7 @@ def test_bad_arguments_are_refused() -> None:
         (["softmax", "--survey", "--points", "2", "--point", "1"], "give one."),
         (["softmax", "--points", "2"], "belong to --survey"),
         (["softmax", "--worst"], "belong to --survey"),
+        (["softmax", "--choose"], "belong to --survey"),
         (["softmax", "--survey", "--plot", "survey.gif"], "a plot is written as"),
         (["softmax", "--survey", "--output", "/dev/null"], "is a file; give a folder"),
         (["hash_indices", "--survey", "--backward"], "defines no gradient"),
