@@ -67,6 +67,22 @@ def replicated(x):
     return F.pad(x * 2, (2, 1), mode="replicate").exp()
 
 
+def bordered(x):
+    return F.pad(x * 2, (1, 2, 0, 1), value=0.5).exp()
+
+
+def cropped_and_bordered(x):
+    return F.pad(x.relu(), (-2, 3, 1, -1)) + 1
+
+
+def bordered_integers(tokens, table):
+    return table[F.pad(tokens + 1, (2, 0), value=3)] * 2
+
+
+def bordered_softmax(x):
+    return F.pad(torch.softmax(x, -1), (1, 1))
+
+
 def average_pool(x):
     return F.avg_pool2d(x.relu(), 3, 2, 1, ceil_mode=True, count_include_pad=False) + 1
 
@@ -114,6 +130,10 @@ FUNCTIONS: dict[Callable[..., Any], tuple[Any, ...]] = {
     rolled: ((4, 7),),
     reflected: ((2, 5, 7),),
     replicated: ((2, 3, 7),),
+    bordered: ((2, 3, 5, 7),),
+    cropped_and_bordered: ((3, 5, 7),),
+    bordered_integers: (("index", 6, (3, 4)), (7, 5)),
+    bordered_softmax: ((4, 9),),
     average_pool: ((2, 3, 9, 8),),
     smoothed: ((2, 3, 9),),
     max_pool: ((2, 3, 9, 7),),
@@ -161,7 +181,7 @@ def test_interpreted_triton(function: Callable[..., Any], folders: Callable[[Any
     )
 
 
-COMPILED = (embedded, max_pool, average_pool)
+COMPILED = (embedded, max_pool, average_pool, cropped_and_bordered)
 
 
 def test_emulated_cuda(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
 
 from fuselab.ejection.capture import source_line
-from fuselab.ejection.loops import Constant, Index, Node, Splitter, View
+from fuselab.ejection.kernels import ancestors
+from fuselab.ejection.loops import Constant, Index, Node, Reduction, Splitter, View
 from fuselab.ejection.parts import regrouped, unexpanded
 from fuselab.ejection.steps import (
     FxNode,
@@ -182,29 +184,82 @@ class Arrangements(Pooling):
         amounts = node.args[1]
         value = self.value(node.args[2] if len(node.args) > 2 else 0)
         rank = len(result.sizes)
+        added: list[tuple[int, sympy.Expr, sympy.Expr]] = []
         for place in range(len(amounts) // 2):
             dim = rank - 1 - place
             before, behind = (
                 self.exact(expression_of(number_of(one)))
                 for one in amounts[2 * place : 2 * place + 2]
             )
-            for amount, is_front in ((before, True), (behind, False)):
-                hint = self.hint(amount)
+            first, last = (
+                -one if self.hint(one) < 0 else sympy.Integer(0) for one in (before, behind)
+            )
+            if first != 0 or last != 0:
+                size = self.exact(result.sizes[dim] - first - last)
+                result = self.parts.cut(result, dim, first, size, 1)
+            before, behind = (
+                one if self.hint(one) > 0 else sympy.Integer(0) for one in (before, behind)
+            )
+            if before != 0 or behind != 0:
+                added.append((dim, before, behind))
+        if not added:
+            return result
+        if any(isinstance(one, Reduction) for one in ancestors(result)):
+            return self.joined_to(node, result, added, value)
+        return self.surrounded(node, result, added, value)
+
+    def surrounded(
+        self,
+        node: FxNode,
+        source: Node,
+        added: Sequence[tuple[int, sympy.Expr, sympy.Expr]],
+        value: Any,
+    ) -> Node:
+        """Return a tensor with a value around it: each element is chosen or that value."""
+        sizes = list(source.sizes)
+        for dim, before, behind in added:
+            sizes[dim] = self.exact(sizes[dim] + before + behind)
+        places: dict[int, Node] = {}
+        conditions: list[Node] = []
+        for dim, before, behind in added:
+            place = self.along(node, sizes, dim)
+            if before != 0:
+                first = self.size_number(before)
+                place = self.whole(node, "place", place.sizes, "sub", place, first)
+            is_behind_start, is_before_end = self.in_dimension(node, place, source.sizes[dim])
+            if before != 0:
+                conditions.append(is_behind_start)
+            if behind != 0:
+                conditions.append(is_before_end)
+            places[dim] = place
+        is_inside = self.both(node, conditions)
+        if isinstance(value, Constant) and source.kind != "float":
+            value = Constant({"int": int, "bool": bool}[source.kind](value.value))
+        safe = {dim: self.inside_or_first(node, one, is_inside) for dim, one in places.items()}
+        safe_places = [safe.get(dim) for dim in range(len(sizes))]
+        chosen = self.choice(node, sizes, source, safe_places, range(len(sizes)))
+        return self.element(node, "padded", sizes, source.kind, "where", is_inside, chosen, value)
+
+    def joined_to(
+        self,
+        node: FxNode,
+        result: Node,
+        added: Sequence[tuple[int, sympy.Expr, sympy.Expr]],
+        value: Any,
+    ) -> Node:
+        """Return a tensor whose parts are written apart: a result of a reduction, which would else
+        be stored before it is chosen from, and the value around it."""
+        for dim, *amounts in added:
+            for amount, is_front in zip(amounts, (True, False), strict=True):
+                if amount == 0:
+                    continue
                 size = result.sizes[dim]
-                if hint < 0:
-                    start = -amount if is_front else sympy.Integer(0)
-                    result = self.parts.cut(result, dim, start, self.exact(size + amount), 1)
-                elif hint > 0:
-                    sizes = (*result.sizes[:dim], amount, *result.sizes[dim + 1 :])
-                    filled = self.element(node, "filled", sizes, result.kind, "same", value)
-                    whole = (
-                        *result.sizes[:dim],
-                        self.exact(size + amount),
-                        *result.sizes[dim + 1 :],
-                    )
-                    common = {**self.common(node), "sizes": whole}
-                    parts = [filled, result] if is_front else [result, filled]
-                    result = self.parts.joined(common, dim, parts)
+                sizes = (*result.sizes[:dim], amount, *result.sizes[dim + 1 :])
+                filled = self.element(node, "filled", sizes, result.kind, "same", value)
+                whole = (*result.sizes[:dim], self.exact(size + amount), *result.sizes[dim + 1 :])
+                common = {**self.common(node), "sizes": whole}
+                parts = [filled, result] if is_front else [result, filled]
+                result = self.parts.joined(common, dim, parts)
         return result
 
     def op_roll(self, node: FxNode) -> Node:

@@ -26,7 +26,7 @@ from fuselab.ejection.functions import (
     CPP_INTEGER_COMPARISONS,
     CPP_REDUCTIONS,
 )
-from fuselab.ejection.guards import guards_of
+from fuselab.ejection.guards import guarded_children, guards_of, unguarded
 from fuselab.ejection.loops import (
     Apply,
     Axis,
@@ -39,7 +39,6 @@ from fuselab.ejection.loops import (
     Scanned,
     Size,
     children,
-    chosen_in,
     element_kind,
     walk,
 )
@@ -476,20 +475,12 @@ class _Kernel:
         """Return the text of a computed position; that of a guarded one holds where its condition
         does."""
         if is_guarded:
-            assert isinstance(value, Apply)
-            value = value.operands[1]
+            value = unguarded(value)
         return self.vector(value, "int") if is_scalar(value) else self.value(value, "int")
 
     def children(self, one: Expression) -> tuple[Expression, ...]:
         """Return what the text of an expression is made of."""
-        if one not in self.guards:
-            return children(one)
-        assert isinstance(one, Load)
-        values = [axis.value for axis in chosen_in(one.index)]
-        return (
-            self.guards[one],
-            *(value.operands[1] for value in values if isinstance(value, Apply)),
-        )
+        return guarded_children(one, self.guards)
 
     def define(self, expressions: Sequence[Expression]) -> None:
         """Write the statements after which each of ``expressions`` has a text."""

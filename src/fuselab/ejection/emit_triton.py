@@ -17,11 +17,11 @@ from fuselab.ejection.loops import (
 from fuselab.ejection.plan import KERNEL_FUNCTIONS, KernelPlan
 from fuselab.ejection.triton_functions import (
     Function,
-    Pointwise,
     Rows,
     stores_in_a_sweep_of_its_own,
     sweeps_to_reduce,
 )
+from fuselab.ejection.triton_pointwise import Pointwise
 from fuselab.ejection.triton_sums import SummingColumns, SummingRows, SumsOfShares
 
 

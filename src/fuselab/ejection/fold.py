@@ -33,7 +33,10 @@ def fold(line: str) -> list[str]:
     head, body, tail = line[: begin + 1], line[begin + 1 : end], line[end:]
     is_group = not re.search(r"[\w\])]$", line[:begin]) and not _split(body, (", ",))
     if is_group:  # a comma would make it a tuple
-        return [head, *fold(f"{indent}    {body}"), f"{indent}{tail}"]
+        folded = fold(f"{indent}    {body}")
+        if folded[0] == f"{indent}    (" and folded[-1] == f"{indent}    )":  # one pair is enough
+            folded = [part[4:] for part in folded[1:-1]]
+        return [head, *folded, f"{indent}{tail}"]
     if len(indent) + 4 + len(body) <= COLUMNS:
         return [head, f"{indent}    {body}", f"{indent}{tail}"]
     items = _split(body, (", ",)) or [body]

@@ -8,7 +8,7 @@ place, and the place itself grows regularly along a row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fuselab.ejection.loops import Apply, Constant, Expression, Load, children, chosen_in, walk
 
@@ -26,6 +26,23 @@ def guards_of(values: Sequence[Expression]) -> dict[Expression, Expression]:
             if found.get(one) is condition:
                 del found[one]
     return found
+
+
+def guarded_children(
+    one: Expression, guards: Mapping[Expression, Expression]
+) -> tuple[Expression, ...]:
+    """Return what an expression is computed from: a load that has a guard, from the guard and from
+    its places before they are made safe."""
+    if one not in guards:
+        return children(one)
+    assert isinstance(one, Load)
+    return guards[one], *(unguarded(axis.value) for axis in chosen_in(one.index))
+
+
+def unguarded(place: Expression) -> Expression:
+    """Return the computed position of a load that has a guard, which holds where the guard does."""
+    assert isinstance(place, Apply)
+    return place.operands[1]
 
 
 def _condition(load: Load) -> Expression | None:

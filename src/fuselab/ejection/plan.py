@@ -61,6 +61,7 @@ KERNEL_FUNCTIONS = (
     "block_of_rows",
     "larger",
     "load",
+    "load_inside",
     "load_pairs",
     "load_partials",
     "load_rows",

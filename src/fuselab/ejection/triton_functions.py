@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from fuselab.ejection.fold import fold
 from fuselab.ejection.functions import TRITON, TRITON_REDUCTIONS, TRITON_SCANS, triton_neutral
+from fuselab.ejection.guards import guarded_children, guards_of, unguarded
 from fuselab.ejection.loops import (
     Apply,
     Constant,
@@ -62,6 +63,7 @@ class Function:
         self.row_axes = frozenset(plan.kernel.row_axes)
         self.column_axes = frozenset(plan.kernel.column_axes)
         pairs = pairs_of(plan)
+        self.guards = guards_of(list(plan.stores.values()))
         self.partners = dict([*pairs, *((other, one) for one, other in pairs)])
         self.firsts = [one for one, _ in pairs]
 
@@ -99,12 +101,18 @@ class Function:
                 lines += [f"    # {what}", *listed(names)]
         lines += [*self.sizes(), *listed(self.strides())]
         lines.append("    # chosen by the launcher")
-        constants = [*(["PAIRED"] if self.firsts else []), *self.constants]
+        flags = [*(["PAIRED"] if self.firsts else []), *(["UNROLL"] if self.has_windows else [])]
+        constants = [*flags, *self.constants]
         return [*lines, *listed([f"{name}: tl.constexpr" for name in constants])]
 
     def sizes(self) -> list[str]:
         """Return the lines of the parameters between the tensors and the strides."""
         raise NotImplementedError
+
+    def listed_with(self, *loops: str) -> list[str]:
+        """Return lines with the numbers that the kernel computes with and the parameters of its
+        loops."""
+        return listed([*self.plan.numbers.values(), *self.plan.steps, *loops])
 
     def strides(self) -> list[str]:
         """Return the names of the strides, in the order of the operands."""
@@ -127,6 +135,8 @@ class Function:
     def body(self) -> None:
         raise NotImplementedError
 
+    has_windows = False  # whether the columns are those of windows, which are computed positions
+
     # --- places
 
     def loops(self, axes: Iterable[object]) -> str:
@@ -140,15 +150,20 @@ class Function:
         """Return the text of the offset of the operand's elements; empty for a single element."""
         raise NotImplementedError
 
-    def address(self, operand: Operand) -> str:
-        """Return the text of the operand's addresses."""
-        places = (self.place(operand), *self.chosen_places(operand))
-        return " + ".join(filter(None, (self.pointer(operand), *places)))
+    def address(self, operand: Operand, is_guarded: bool = False) -> str:
+        """Return the text of the operand's addresses. Offsets are added up before the pointer is,
+        because they have 32 bits where that is enough, and a pointer 64."""
+        place, chosen = self.place(operand), self.chosen_places(operand, is_guarded)
+        offsets = " + ".join(filter(None, (place, *chosen)))
+        if chosen and "+" in offsets:
+            offsets = f"({offsets})"
+        return " + ".join(filter(None, (self.pointer(operand), offsets)))
 
-    def chosen_places(self, operand: Operand) -> list[str]:
+    def chosen_places(self, operand: Operand, is_guarded: bool) -> list[str]:
         """Return the texts of the offsets that the kernel computes itself."""
         texts = []
-        for value, step in operand.chosen:
+        for chosen, step in operand.chosen:
+            value = unguarded(chosen) if is_guarded else chosen
             text = self.value(value)
             if isinstance(value, Apply) and value not in self.known:
                 text = self.named(value, text)
@@ -157,6 +172,11 @@ class Function:
 
     def loaded(self, operand: Operand, one: Load) -> str:
         """Return the text of the operand's elements."""
+        guard = self.guards.get(one)
+        if guard is not None:
+            is_inside = self.value(guard)
+            place = self.address(operand, is_guarded=True)
+            return f"load_inside({place}, {self.masks(one)}, {is_inside})"
         if self.place(operand) or self.plan.axes_of(one):
             return f"load({self.address(operand)}, {self.masks(one)})"
         return f"tl.load({self.address(operand)})"
@@ -171,9 +191,13 @@ class Function:
 
     # --- values
 
+    def children(self, one: Expression) -> tuple[Expression, ...]:
+        """Return what the text of an expression is made of."""
+        return guarded_children(one, self.guards)
+
     def define(self, expressions: Sequence[Expression]) -> None:
         """Write the statements after which each of ``expressions`` has a text."""
-        for one in walk(expressions, self.known):
+        for one in walk(expressions, self.known, parts=self.children):
             if one in self.known:
                 continue  # it was loaded with its partner
             if isinstance(one, (Load, Position)):
@@ -300,47 +324,6 @@ class Function:
         return [self.plan.stores[one.node] for one in operands if one.node is not None]
 
 
-class Pointwise(Function):
-    """A kernel without reductions: a program owns a tile; the columns are the innermost loop."""
-
-    constants = ("COMPUTE", "ROUNDED", "WIDE", "BLOCK_ROWS", "BLOCK_COLUMNS")
-
-    def __init__(self, plan: KernelPlan) -> None:
-        super().__init__(plan)
-        self.all_axes = self.row_axes | self.column_axes
-
-    def docstring(self) -> str:
-        names = ", ".join(one.name for one in self.plan.stored)
-        return (
-            f"Compute {names}. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the "
-            "columns are the innermost loop, the rows all others."
-        )
-
-    def sizes(self) -> list[str]:
-        return [
-            "    # the sizes of the loops, outermost first, and the strides of each tensor in them",
-            *listed([*self.plan.numbers.values(), *self.plan.steps, "sizes"]),
-        ]
-
-    def strides(self) -> list[str]:
-        return [f"{one.name}_strides" for one in self.plan.operands if self.has_place(one)]
-
-    def has_place(self, operand: Operand) -> bool:
-        return operand.is_stored or self.has(operand, self.all_axes)
-
-    def body(self) -> None:
-        self.write("element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)")
-        self.define(self.values_of(self.plan.stored))
-        for one in self.plan.stored:
-            self.store(one)
-
-    def place(self, operand: Operand) -> str:
-        return f"offset(element, {operand.name}_strides)" if self.has_place(operand) else ""
-
-    def mask(self, operand: Operand) -> str:
-        return "is_row & is_column"
-
-
 class Rows(Function):
     """A kernel with reductions: a program owns rows and sweeps over their columns."""
 
@@ -362,6 +345,10 @@ class Rows(Function):
         self.depth = sweeps_to_reduce(plan)
         self.stores_in_last_reduction = not stores_in_a_sweep_of_its_own(plan)
 
+        self.has_windows = any(one.chosen for one in plan.loads) and not any(
+            one.node is not None and self.has(one, self.column_axes) for one in plan.operands
+        )
+
     def docstring(self) -> str:
         names = ", ".join(one.name for one in self.plan.stored)
         kernel = self.plan.kernel
@@ -378,8 +365,14 @@ class Rows(Function):
         return [
             "    # what programs that share rows leave for the next sweep",
             "    partials_pointer,",
-            "    # the sizes of the loops, outermost first, and the strides of each tensor in them",
-            *listed([*self.plan.numbers.values(), *self.plan.steps, "row_sizes", "column_sizes"]),
+            *self.loop_parameters(),
+        ]
+
+    def loop_parameters(self) -> list[str]:
+        return [
+            "    # the sizes of the loops, outermost first, what divides by them, and the strides",
+            "    # of each tensor in them",
+            *self.listed_with("row_sizes", "row_divisors", "column_sizes", "column_divisors"),
         ]
 
     def strides(self) -> list[str]:
@@ -407,15 +400,16 @@ class Rows(Function):
 
     def loaded(self, operand: Operand, one: Load) -> str:
         axes = self.plan.axes_of(one)
-        if not axes & self.column_axes and axes & self.row_axes:
+        if not axes & self.column_axes and axes & self.row_axes and one not in self.guards:
             return f"load_rows({self.address(operand)}, is_row)"
         return super().loaded(operand, one)
 
-    def address(self, operand: Operand) -> str:
+    def address(self, operand: Operand, is_guarded: bool = False) -> str:
         if self.has_row_pointer(operand):
-            places = f"offset(column, {operand.name}_column_strides)", *self.chosen_places(operand)
+            offset = f"offset(column, {operand.name}_column_strides)"
+            places = offset, *self.chosen_places(operand, is_guarded)
             return " + ".join((f"{operand.name}_row", *places))
-        return super().address(operand)
+        return super().address(operand, is_guarded)
 
     def has_row_pointer(self, operand: Operand) -> bool:
         is_tensor = operand.node is not None
@@ -428,7 +422,9 @@ class Rows(Function):
         return "is_row" if on_rows else "is_column" if on_columns else ""
 
     def body(self) -> None:
-        self.write("row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)")
+        self.write(
+            "row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)"
+        )
         self.share_of_columns()
         self.row_pointers()
         self.sweeps()
@@ -549,11 +545,13 @@ class Rows(Function):
                 neutral = triton_neutral(one.function, one.kind)
                 name = self.plan.value_names[one]
                 self.write(f"{name}_so_far = tl.full((BLOCK_ROWS, 1), {neutral}, {dtype})")
-        self.write("for block in range(first, end):")
+        unrolled = ", loop_unroll_factor=UNROLL" if self.has_windows else ""
+        kind = "tl.range" if unrolled else "range"
+        self.write(f"for block in {kind}(first, end{unrolled}):")
         self.indent += 1
         self.write(
             "column, is_column = block_of_columns("
-            "block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE)"
+            "block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE)"
         )
         self.write("exists = is_row & is_column")
 

@@ -41,7 +41,10 @@ class _Summing(Rows):
         self.write("first_turn, end_turn = share_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS)")
         self.write("for turn in range(first_turn, end_turn):")
         self.indent += 1
-        self.write("row, is_row = turn_of_rows(turn, row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)")
+        self.write(
+            "row, is_row = turn_of_rows("
+            "turn, row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)"
+        )
 
     def term_of(self, operand: Operand) -> str:
         """Return the text of what a block adds to a sum."""
@@ -129,16 +132,12 @@ class SummingColumns(_Summing):
         )
 
     def sizes(self) -> list[str]:
-        return [
-            *self.workspaces(),
-            "    # the sizes of the loops, outermost first, and the strides of each tensor in them",
-            *listed([*self.plan.numbers.values(), *self.plan.steps, "row_sizes", "column_sizes"]),
-        ]
+        return [*self.workspaces(), *self.loop_parameters()]
 
     def body(self) -> None:
         self.write(
             "column, is_column = block_of_columns("
-            "tl.program_id(1), column_sizes, BLOCK_COLUMNS, False, WIDE)"
+            "tl.program_id(1), column_sizes, column_divisors, BLOCK_COLUMNS, False, WIDE)"
         )
         if any(name == "columns" for name in self.plan.value_names.values()):
             self.write("columns = numel(column_sizes)")
@@ -216,8 +215,9 @@ class SumsOfShares(Function):
             "    sums_pointer,",
             "    # written",
             *listed([self.pointer(one) for one in self.summed]),
-            "    # how many programs left sums; the sizes of the loops and the strides in them",
-            *listed(["shares", "column_sizes", *strides]),
+            "    # how many programs left sums; the sizes of the loops, what divides by them, and",
+            "    # the strides in them",
+            *listed(["shares", "column_sizes", "column_divisors", *strides]),
             "    # chosen by the launcher",
             *listed([f"{name}: tl.constexpr" for name in self.constants]),
         ]
@@ -225,7 +225,7 @@ class SumsOfShares(Function):
     def body(self) -> None:
         self.write(
             "column, is_column = block_of_columns("
-            "tl.program_id(0), column_sizes, BLOCK_COLUMNS, False, WIDE)"
+            "tl.program_id(0), column_sizes, column_divisors, BLOCK_COLUMNS, False, WIDE)"
         )
         count = len(self.summed)
         for place, one in enumerate(self.summed):

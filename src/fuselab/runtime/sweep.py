@@ -176,6 +176,25 @@ class Sweep:
             tuple(tuple(strides[loop] for loop in order) for strides in self.rows.strides),
         )
 
+    def by_result(self) -> Sweep:
+        """Return the sweep of a kernel without reductions with its loops in the order in which the
+        first result lies in memory: a GPU's caches merge reads that lie apart, but not writes."""
+        sizes, places = self.sizes, range(len(self.tensors))
+        steps = list(zip(*map(self.strides, places), strict=True))
+        order = sorted(range(len(sizes)), key=lambda loop: -steps[loop][self.read])
+        if order == list(range(len(sizes))) or 0 in sizes:
+            return self
+        loops = _merged([sizes[one] for one in order], [steps[one] for one in order], len(places))
+        return self._with(*_innermost_apart(loops))
+
+    def _with(self, rows: Loops, columns: Loops) -> Sweep:
+        """Return the sweep over other loops."""
+        found = copy.copy(self)
+        found.rows, found.columns = rows, columns
+        for name in ("sizes", "is_wide", "rows_are_contiguous"):
+            found.__dict__.pop(name, None)
+        return found
+
     def in_pairs(self, pairs: Sequence[tuple[int, int]]) -> Sweep | None:
         """Return the sweep with strides of these operands that count pairs of elements, or None
         unless all of them are interleaved: the second operand of each has the element behind each
@@ -183,11 +202,7 @@ class Sweep:
         if not all(self._is_interleaved(*pair) for pair in pairs):
             return None
         halved = {place for pair in pairs for place in pair}
-        found = copy.copy(self)
-        found.rows, found.columns = self.rows.halved(halved), self.columns.halved(halved)
-        for name in ("is_wide", "rows_are_contiguous"):
-            found.__dict__.pop(name, None)
-        return found
+        return self._with(self.rows.halved(halved), self.columns.halved(halved))
 
     def _is_interleaved(self, first: int, second: int) -> bool:
         one, other = self.tensors[first], self.tensors[second]
@@ -202,6 +217,26 @@ class Sweep:
             and strides == self.rows.strides[second] + self.columns.strides[second]
             and 2 in strides
             and all(stride % 2 == 0 for stride in strides)
+        )
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of all loops, those of the rows outermost; a single row is none."""
+        if self.rows.numel == 1:
+            return self.columns.sizes
+        return self.rows.sizes + self.columns.sizes
+
+    def strides(self, place: int) -> tuple[int, ...]:
+        """Return the strides of an operand in these loops."""
+        outer = () if self.rows.numel == 1 else self.rows.strides[place]
+        return outer + self.columns.strides[place]
+
+    def is_even(self, place: int, loops: int) -> bool:
+        """Return whether an operand walks the last ``loops`` loops with one step."""
+        sizes, strides = self.sizes[-loops:], self.strides(place)[-loops:]
+        return all(
+            outer == inner * size
+            for outer, inner, size in zip(strides, strides[1:], sizes[1:], strict=False)
         )
 
     @cached_property
@@ -310,11 +345,16 @@ def _collapsed(
     order = [axis for axis in axes if sizes[axis] != 1]
     if not in_order:
         order.sort(key=lambda axis: (guide.get(axis, 0), -axes.index(axis)), reverse=True)
+    steps_of = [tuple(steps.get(axis, 0) for steps in operands) for axis in order]
+    return _merged([sizes[axis] for axis in order], steps_of, len(operands))
+
+
+def _merged(sizes: Sequence[int], steps: Sequence[tuple[int, ...]], operands: int) -> Loops:
+    """Return loops of some sizes, neighbours that every operand walks with one step as one;
+    ``steps`` has the operands' strides for each loop."""
     loops: list[int] = []
     strides: list[tuple[int, ...]] = []
-    for axis in order:
-        step = tuple(steps.get(axis, 0) for steps in operands)
-        size = sizes[axis]
+    for size, step in zip(sizes, steps, strict=True):
         if strides and all(
             outer == inner * size for outer, inner in zip(strides[-1], step, strict=True)
         ):
@@ -324,7 +364,7 @@ def _collapsed(
             loops.append(size)
             strides.append(step)
     if not loops:
-        loops, strides = [1], [(0,) * len(operands)]
+        loops, strides = [1], [(0,) * operands]
     return Loops(tuple(loops), tuple(zip(*strides, strict=True)))
 
 

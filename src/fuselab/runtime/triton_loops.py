@@ -1,8 +1,9 @@
 """Device functions of Triton kernels that sweep over rows and columns (``runtime/sweep.py``).
 
-A position is a tuple: one index for each loop, outermost first. The sizes of the loops, and the
-strides of a tensor in them, are tuples of the same length, so that a kernel is compiled for as many
-loops as the layouts need. For contiguous tensors that is mostly one.
+A position is a tuple: one index for each loop, outermost first. The sizes of the loops, what
+divides by them (``quotient_of``), and the strides of a tensor in them are tuples of the same
+length, so that a kernel is compiled for as many loops as the layouts need. For contiguous tensors
+that is mostly one.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -58,6 +59,18 @@ def load(pointer, is_row, is_column):
     else:
         elements = tl.load(pointer)
     return elements
+
+
+@triton.jit
+def load_inside(pointer, is_row, is_column, is_inside):
+    """Load the elements of a block where ``is_inside`` says that there are any; elsewhere the
+    values are undefined."""
+    exists = is_inside
+    if pointer.shape[0] == is_row.shape[0]:
+        exists = exists & is_row
+    if pointer.shape[1] == is_column.shape[1]:
+        exists = exists & is_column
+    return tl.load(pointer, exists)
 
 
 @triton.jit
@@ -132,59 +145,94 @@ def load_rows(pointer, is_row):
 
 
 @triton.jit
-def position_of(index, sizes):
-    """Return the position that comes ``index`` steps after the first, the last loop innermost."""
+def quotient_of(index, divisor):
+    """Return the quotient of an index below 2^31 and the size of a loop, by a product in place of a
+    division (Warren, Hacker's Delight, chapter 10). ``divisor`` has its factor and its shift; see
+    ``triton_sweep.divisor``."""
+    factor, shift = (divisor >> 8).to(tl.uint32), (divisor & 255).to(tl.uint32) >> 1
+    return (tl.umulhi(index.to(tl.uint32), factor) >> shift).to(tl.int32)
+
+
+@triton.jit
+def position_of(index, sizes, divisors):
+    """Return the position that comes ``index`` steps after the first, the last loop innermost.
+
+    A divisor is the constant 0 where the compiler shall see the division: for a size divisible by
+    16 it finds out that neighbouring indices stay neighbours.
+    """
     inner = ()
     for loop in tl.static_range(len(sizes) - 1):
         size = sizes[len(sizes) - 1 - loop]
-        inner = (index % size,) + inner  # noqa: RUF005  (Triton cannot unpack)
-        index = index // size
+        # A constant has to be looked at where it is, as in ``offset``.
+        if isinstance(divisors[len(sizes) - 1 - loop], int) or isinstance(  # noqa: SIM101
+            divisors[len(sizes) - 1 - loop], tl.constexpr
+        ):
+            quotient, remainder = index // size, index % size
+        else:
+            quotient = quotient_of(index, divisors[len(sizes) - 1 - loop])
+            remainder = index - quotient * size
+        inner = (remainder,) + inner  # noqa: RUF005  (Triton cannot unpack)
+        index = quotient
     return (index,) + inner  # noqa: RUF005
 
 
 @triton.jit
-def tile(sizes, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WIDE: tl.constexpr):
+def tile(
+    sizes, divisors, counts, COLUMN_LOOPS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """Return the positions of this program's tile of elements, and which of its rows and columns
-    exist. The columns of a tile lie in the last loop, its rows in the others. ``WIDE`` asks for
-    64-bit indices."""
+    exist.
+
+    The columns of a tile lie in the last ``COLUMN_LOOPS`` loops, its rows in the others, and
+    ``counts`` are all rows and all columns. Several loops over columns are followed by one more
+    index, which counts their steps: a tensor that has its columns one after the other has one
+    stride for them. ``WIDE`` asks for 64-bit indices.
+    """
     program = tl.program_id(0)
     if WIDE:
         program = program.to(tl.int64)
-    columns = sizes[len(sizes) - 1]
-    if len(sizes) == 1:
-        column = program * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        position, is_row = (column,), tl.full((1, 1), True, tl.int1)
+    rows: tl.constexpr = len(sizes) - COLUMN_LOOPS
+    across = tl.cdiv(counts[1], BLOCK_COLUMNS)
+    column = program % across * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
+    position = (column,)
+    if COLUMN_LOOPS > 1:
+        position = position_of(column, sizes[rows:], divisors[rows:]) + position
+    if rows == 0:
+        is_row = tl.full((1, 1), True, tl.int1)
     else:
-        across = tl.cdiv(columns, BLOCK_COLUMNS)
         row = program // across * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-        column = program % across * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-        outer = sizes[: len(sizes) - 1]
-        position, is_row = position_of(row, outer) + (column,), row < numel(outer)  # noqa: RUF005
-    return position, is_row, column < columns
+        is_row = row < counts[0]
+        position = position_of(row, sizes[:rows], divisors[:rows]) + position
+    return position, is_row, column < counts[1]
 
 
 @triton.jit
-def block_of_rows(sizes, BLOCK_ROWS: tl.constexpr, NESTED: tl.constexpr, WIDE: tl.constexpr):
+def block_of_rows(
+    sizes, divisors, BLOCK_ROWS: tl.constexpr, NESTED: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
     """Return the positions of this program's rows, and which of them exist."""
     program = tl.program_id(0)
     if WIDE:
         program = program.to(tl.int64)
-    return block_in_loops(program, tl.arange(0, BLOCK_ROWS)[:, None], sizes, BLOCK_ROWS, NESTED)
+    within = tl.arange(0, BLOCK_ROWS)[:, None]
+    return block_in_loops(program, within, sizes, divisors, BLOCK_ROWS, NESTED)
 
 
 @triton.jit
-def block_in_loops(number, within, sizes, BLOCK: tl.constexpr, NESTED: tl.constexpr):
+def block_in_loops(number, within, sizes, divisors, BLOCK: tl.constexpr, NESTED: tl.constexpr):
     """Return the positions of a block, and which of them exist. A block of ``NESTED`` loops lies in
     one turn of the innermost."""
     if NESTED:
         size = sizes[len(sizes) - 1]
         across = tl.cdiv(size, BLOCK)
         index = number % across * BLOCK + within
-        position = position_of(number // across, sizes[: len(sizes) - 1]) + (index,)  # noqa: RUF005
+        outer = position_of(number // across, sizes[: len(sizes) - 1], divisors[: len(sizes) - 1])
+        position = outer + (index,)  # noqa: RUF005
     else:
         size = numel(sizes)
         index = number * BLOCK + within
-        position = position_of(index, sizes)
+        position = position_of(index, sizes, divisors)
     return position, index < size
 
 
@@ -210,13 +258,13 @@ def share_of_columns(
 
 @triton.jit
 def block_of_columns(
-    block, sizes, BLOCK_COLUMNS: tl.constexpr, NESTED: tl.constexpr, WIDE: tl.constexpr
+    block, sizes, divisors, BLOCK_COLUMNS: tl.constexpr, NESTED: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
     """Return the positions of a block of columns, and which of them exist."""
     if WIDE:
         block = tl.cast(block, tl.int64)
     within = tl.arange(0, BLOCK_COLUMNS)[None, :]
-    return block_in_loops(block, within, sizes, BLOCK_COLUMNS, NESTED)
+    return block_in_loops(block, within, sizes, divisors, BLOCK_COLUMNS, NESTED)
 
 
 @triton.jit
@@ -266,12 +314,13 @@ def share_of_rows(sizes, BLOCK_ROWS: tl.constexpr, NESTED: tl.constexpr):
 
 @triton.jit
 def turn_of_rows(
-    turn, sizes, BLOCK_ROWS: tl.constexpr, NESTED: tl.constexpr, WIDE: tl.constexpr
+    turn, sizes, divisors, BLOCK_ROWS: tl.constexpr, NESTED: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
     """Return the positions of the block of rows number ``turn``, and which of them exist."""
     if WIDE:
         turn = tl.cast(turn, tl.int64)
-    return block_in_loops(turn, tl.arange(0, BLOCK_ROWS)[:, None], sizes, BLOCK_ROWS, NESTED)
+    within = tl.arange(0, BLOCK_ROWS)[:, None]
+    return block_in_loops(turn, within, sizes, divisors, BLOCK_ROWS, NESTED)
 
 
 @triton.jit

@@ -13,16 +13,19 @@ def activations(
     x_pointer, y_pointer,
     # written
     output_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    sizes,
+    # the rows and columns, the sizes of the loops, outermost first, what divides by
+    # them, and the strides of each tensor in them
+    counts, sizes, divisors,
     x_strides, y_strides, output_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr,
+    COLUMN_LOOPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
-    are the innermost loop, the rows all others."""
-    element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
+    are the last COLUMN_LOOPS loops, the rows all others."""
+    element, is_row, is_column = tile(
+        sizes, divisors, counts, COLUMN_LOOPS, BLOCK_ROWS, BLOCK_COLUMNS, WIDE
+    )
     x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
     y = load(y_pointer + offset(element, y_strides), is_row, is_column).to(COMPUTE)
     softplus = tl.where(x > 20, x, math.log1p(math.exp(x, ROUNDED), ROUNDED))
@@ -43,16 +46,19 @@ def activations_backward(
     x_pointer, grad_output_pointer, y_pointer,
     # written
     grad_x_pointer, grad_y_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    sizes,
+    # the rows and columns, the sizes of the loops, outermost first, what divides by
+    # them, and the strides of each tensor in them
+    counts, sizes, divisors,
     x_strides, grad_output_strides, y_strides, grad_x_strides, grad_y_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr,
+    COLUMN_LOOPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x, grad_y. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the
-    columns are the innermost loop, the rows all others."""
-    element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
+    columns are the last COLUMN_LOOPS loops, the rows all others."""
+    element, is_row, is_column = tile(
+        sizes, divisors, counts, COLUMN_LOOPS, BLOCK_ROWS, BLOCK_COLUMNS, WIDE
+    )
     x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
     grad_output = load(
         grad_output_pointer + offset(element, grad_output_strides), is_row, is_column

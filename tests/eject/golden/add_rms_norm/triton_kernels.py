@@ -31,8 +31,9 @@ def add_rms_norm(
     hidden_pointer, normed_pointer,
     # what programs that share rows leave for the next sweep
     partials_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    row_sizes, column_sizes,
+    # the sizes of the loops, outermost first, what divides by them, and the strides
+    # of each tensor in them
+    row_sizes, row_divisors, column_sizes, column_divisors,
     x_row_strides, x_column_strides, residual_row_strides, residual_column_strides,
     weight_column_strides, hidden_row_strides, hidden_column_strides, normed_row_strides,
     normed_column_strides,
@@ -44,7 +45,7 @@ def add_rms_norm(
     """Compute hidden, normed. A program owns BLOCK_ROWS rows (batch, length) and sweeps twice
     over their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each
     sweep is a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
     x_row = x_pointer + offset(row, x_row_strides)
@@ -56,7 +57,7 @@ def add_rms_norm(
         mean = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -74,7 +75,7 @@ def add_rms_norm(
 
     for block in range(first, end):
         column, is_column = block_of_columns(
-            block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
         x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -109,8 +110,9 @@ def add_rms_norm_backward(
     sums_pointer,
     # what programs that share rows leave for the next sweep
     partials_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    row_sizes, column_sizes,
+    # the sizes of the loops, outermost first, what divides by them, and the strides
+    # of each tensor in them
+    row_sizes, row_divisors, column_sizes, column_divisors,
     grad_hidden_row_strides, grad_hidden_column_strides, grad_normed_row_strides,
     grad_normed_column_strides, weight_column_strides, x_row_strides, x_column_strides,
     residual_row_strides, residual_column_strides, grad_x_row_strides, grad_x_column_strides,
@@ -129,7 +131,7 @@ def add_rms_norm_backward(
     grad_weight_sum = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     first_turn, end_turn = share_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS)
     for turn in range(first_turn, end_turn):
-        row, is_row = turn_of_rows(turn, row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+        row, is_row = turn_of_rows(turn, row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
         if PARTS > 1:
             turn_partials = partials_of_turn(
                 partials_pointer, turn - first_turn, 2, BLOCK_ROWS, PARTS
@@ -146,7 +148,7 @@ def add_rms_norm_backward(
             sum_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
             for block in range(first, end):
                 column, is_column = block_of_columns(
-                    block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                    block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                 )
                 exists = is_row & is_column
                 x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -174,7 +176,7 @@ def add_rms_norm_backward(
         else:
             for block in range(first, end):
                 column, is_column = block_of_columns(
-                    block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                    block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                 )
                 exists = is_row & is_column
                 grad_hidden = load(
@@ -227,8 +229,9 @@ def add_rms_norm_backward_sums(
     sums_pointer,
     # written
     grad_weight_pointer,
-    # how many programs left sums; the sizes of the loops and the strides in them
-    shares, column_sizes, grad_weight_column_strides,
+    # how many programs left sums; the sizes of the loops, what divides by them, and
+    # the strides in them
+    shares, column_sizes, column_divisors, grad_weight_column_strides,
     # chosen by the launcher
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_SHARES: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
@@ -236,7 +239,9 @@ def add_rms_norm_backward_sums(
     """Compute grad_weight from the sums that the programs of add_rms_norm_backward left. A
     program owns BLOCK_COLUMNS columns (width) and adds up BLOCK_SHARES programs' sums at a
     time."""
-    column, is_column = block_of_columns(tl.program_id(0), column_sizes, BLOCK_COLUMNS, False, WIDE)
+    column, is_column = block_of_columns(
+        tl.program_id(0), column_sizes, column_divisors, BLOCK_COLUMNS, False, WIDE
+    )
     grad_weight = sum_of_shares(
         sums_pointer, 0, 1, shares, column_sizes, COMPUTE, BLOCK_SHARES, BLOCK_COLUMNS
     )

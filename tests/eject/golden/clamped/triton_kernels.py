@@ -24,16 +24,19 @@ def clamped(
     x_pointer, bias_pointer,
     # written
     output_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    sizes,
+    # the rows and columns, the sizes of the loops, outermost first, what divides by
+    # them, and the strides of each tensor in them
+    counts, sizes, divisors,
     x_strides, bias_strides, output_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr,
+    COLUMN_LOOPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
-    are the innermost loop, the rows all others."""
-    element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
+    are the last COLUMN_LOOPS loops, the rows all others."""
+    element, is_row, is_column = tile(
+        sizes, divisors, counts, COLUMN_LOOPS, BLOCK_ROWS, BLOCK_COLUMNS, WIDE
+    )
     x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
     bias = load(bias_pointer + offset(element, bias_strides), is_row, is_column).to(COMPUTE)
     y = larger(x + bias, -2.5)
@@ -51,16 +54,19 @@ def clamped_backward(
     x_pointer, bias_pointer, grad_output_pointer,
     # written
     grad_x_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    sizes,
+    # the rows and columns, the sizes of the loops, outermost first, what divides by
+    # them, and the strides of each tensor in them
+    counts, sizes, divisors,
     x_strides, bias_strides, grad_output_strides, grad_x_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr,
+    COLUMN_LOOPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
-    are the innermost loop, the rows all others."""
-    element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
+    are the last COLUMN_LOOPS loops, the rows all others."""
+    element, is_row, is_column = tile(
+        sizes, divisors, counts, COLUMN_LOOPS, BLOCK_ROWS, BLOCK_COLUMNS, WIDE
+    )
     x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
     bias = load(bias_pointer + offset(element, bias_strides), is_row, is_column).to(COMPUTE)
     add = x + bias
@@ -87,8 +93,9 @@ def clamped_backward_grad_bias(
     grad_bias_pointer,
     # what programs that share rows leave for the next sweep
     partials_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    row_sizes, column_sizes,
+    # the sizes of the loops, outermost first, what divides by them, and the strides
+    # of each tensor in them
+    row_sizes, row_divisors, column_sizes, column_divisors,
     grad_x_row_strides, grad_x_column_strides, grad_bias_row_strides,
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
@@ -98,7 +105,7 @@ def clamped_backward_grad_bias(
     """Compute grad_bias. A program owns BLOCK_ROWS rows (channels) and sweeps once over their
     columns (batch, height, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each
     sweep is a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
 
@@ -106,7 +113,7 @@ def clamped_backward_grad_bias(
         sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             grad_x = load(

@@ -21,16 +21,19 @@ def in_place(
     x_pointer, bias_pointer,
     # written
     output_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    sizes,
+    # the rows and columns, the sizes of the loops, outermost first, what divides by
+    # them, and the strides of each tensor in them
+    counts, sizes, divisors,
     x_strides, bias_strides, output_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr,
+    COLUMN_LOOPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
-    are the innermost loop, the rows all others."""
-    element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
+    are the last COLUMN_LOOPS loops, the rows all others."""
+    element, is_row, is_column = tile(
+        sizes, divisors, counts, COLUMN_LOOPS, BLOCK_ROWS, BLOCK_COLUMNS, WIDE
+    )
     x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
     bias = load(bias_pointer + offset(element, bias_strides), is_row, is_column).to(COMPUTE)
     y = x + bias
@@ -50,8 +53,9 @@ def in_place_backward(
     grad_x_pointer,
     # what programs leave for in_place_backward_sums to add up
     sums_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    row_sizes, column_sizes,
+    # the sizes of the loops, outermost first, what divides by them, and the strides
+    # of each tensor in them
+    row_sizes, row_divisors, column_sizes, column_divisors,
     x_row_strides, x_column_strides, bias_column_strides, grad_output_row_strides,
     grad_output_column_strides, grad_x_row_strides, grad_x_column_strides,
     # chosen by the launcher
@@ -60,14 +64,16 @@ def in_place_backward(
 ):  # fmt: skip
     """Compute grad_x, and the sums over the rows of grad_bias. A program owns BLOCK_COLUMNS
     columns (width) and blocks of BLOCK_ROWS rows (length), one after the other."""
-    column, is_column = block_of_columns(tl.program_id(1), column_sizes, BLOCK_COLUMNS, False, WIDE)
+    column, is_column = block_of_columns(
+        tl.program_id(1), column_sizes, column_divisors, BLOCK_COLUMNS, False, WIDE
+    )
     bias = load(
         bias_pointer + offset(column, bias_column_strides), is_column, is_column
     ).to(COMPUTE)
     grad_bias_sum = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     first_turn, end_turn = share_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS)
     for turn in range(first_turn, end_turn):
-        row, is_row = turn_of_rows(turn, row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+        row, is_row = turn_of_rows(turn, row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
         exists = is_row & is_column
         x_row = x_pointer + offset(row, x_row_strides)
         grad_output_row = grad_output_pointer + offset(row, grad_output_row_strides)
@@ -94,15 +100,18 @@ def in_place_backward_sums(
     sums_pointer,
     # written
     grad_bias_pointer,
-    # how many programs left sums; the sizes of the loops and the strides in them
-    shares, column_sizes, grad_bias_column_strides,
+    # how many programs left sums; the sizes of the loops, what divides by them, and
+    # the strides in them
+    shares, column_sizes, column_divisors, grad_bias_column_strides,
     # chosen by the launcher
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_SHARES: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_bias from the sums that the programs of in_place_backward left. A program
     owns BLOCK_COLUMNS columns (width) and adds up BLOCK_SHARES programs' sums at a time."""
-    column, is_column = block_of_columns(tl.program_id(0), column_sizes, BLOCK_COLUMNS, False, WIDE)
+    column, is_column = block_of_columns(
+        tl.program_id(0), column_sizes, column_divisors, BLOCK_COLUMNS, False, WIDE
+    )
     grad_bias = sum_of_shares(
         sums_pointer, 0, 1, shares, column_sizes, COMPUTE, BLOCK_SHARES, BLOCK_COLUMNS
     )

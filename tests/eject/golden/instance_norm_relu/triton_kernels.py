@@ -25,8 +25,9 @@ def instance_norm_relu(
     output_pointer,
     # what programs that share rows leave for the next sweep
     partials_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    row_sizes, column_sizes,
+    # the sizes of the loops, outermost first, what divides by them, and the strides
+    # of each tensor in them
+    row_sizes, row_divisors, column_sizes, column_divisors,
     x_row_strides, x_column_strides, output_row_strides, output_column_strides,
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
@@ -36,7 +37,7 @@ def instance_norm_relu(
     """Compute output. A program owns BLOCK_ROWS rows (batch, channels) and sweeps 3 times over
     their columns (height, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each
     sweep is a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
     x_row = x_pointer + offset(row, x_row_strides)
@@ -46,7 +47,7 @@ def instance_norm_relu(
         instance_norm_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -62,7 +63,7 @@ def instance_norm_relu(
         instance_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -77,7 +78,7 @@ def instance_norm_relu(
 
     for block in range(first, end):
         column, is_column = block_of_columns(
-            block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
         x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -100,8 +101,9 @@ def instance_norm_relu_backward(
     grad_x_pointer,
     # what programs that share rows leave for the next sweep
     partials_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    row_sizes, column_sizes,
+    # the sizes of the loops, outermost first, what divides by them, and the strides
+    # of each tensor in them
+    row_sizes, row_divisors, column_sizes, column_divisors,
     x_row_strides, x_column_strides, grad_output_row_strides, grad_output_column_strides,
     grad_x_row_strides, grad_x_column_strides,
     # chosen by the launcher
@@ -112,7 +114,7 @@ def instance_norm_relu_backward(
     """Compute grad_x. A program owns BLOCK_ROWS rows (batch, channels) and sweeps 4 times over
     their columns (height, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each
     sweep is a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
     x_row = x_pointer + offset(row, x_row_strides)
@@ -123,7 +125,7 @@ def instance_norm_relu_backward(
         instance_norm_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -139,7 +141,7 @@ def instance_norm_relu_backward(
         instance_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -158,7 +160,7 @@ def instance_norm_relu_backward(
         sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -182,7 +184,7 @@ def instance_norm_relu_backward(
 
     for block in range(first, end):
         column, is_column = block_of_columns(
-            block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
         x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)

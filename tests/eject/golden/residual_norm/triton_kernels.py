@@ -31,8 +31,9 @@ def residual_norm(
     output_pointer,
     # what programs that share rows leave for the next sweep
     partials_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    row_sizes, column_sizes,
+    # the sizes of the loops, outermost first, what divides by them, and the strides
+    # of each tensor in them
+    row_sizes, row_divisors, column_sizes, column_divisors,
     x_row_strides, x_column_strides, residual_row_strides, residual_column_strides,
     weight_column_strides, bias_column_strides, output_row_strides, output_column_strides,
     # chosen by the launcher
@@ -43,7 +44,7 @@ def residual_norm(
     """Compute output. A program owns BLOCK_ROWS rows (batch, length) and sweeps 3 times over
     their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is
     a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
     x_row = x_pointer + offset(row, x_row_strides)
@@ -54,7 +55,7 @@ def residual_norm(
         normed_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -74,7 +75,7 @@ def residual_norm(
         normed_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -93,7 +94,7 @@ def residual_norm(
 
     for block in range(first, end):
         column, is_column = block_of_columns(
-            block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
         x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -132,8 +133,9 @@ def residual_norm_backward(
     sums_pointer,
     # what programs that share rows leave for the next sweep
     partials_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    row_sizes, column_sizes,
+    # the sizes of the loops, outermost first, what divides by them, and the strides
+    # of each tensor in them
+    row_sizes, row_divisors, column_sizes, column_divisors,
     x_row_strides, x_column_strides, residual_row_strides, residual_column_strides,
     grad_output_row_strides, grad_output_column_strides, weight_column_strides,
     bias_column_strides, grad_x_row_strides, grad_x_column_strides, grad_residual_row_strides,
@@ -153,7 +155,7 @@ def residual_norm_backward(
     grad_bias_sum = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     first_turn, end_turn = share_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS)
     for turn in range(first_turn, end_turn):
-        row, is_row = turn_of_rows(turn, row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+        row, is_row = turn_of_rows(turn, row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
         if PARTS > 1:
             turn_partials = partials_of_turn(
                 partials_pointer, turn - first_turn, 4, BLOCK_ROWS, PARTS
@@ -168,7 +170,7 @@ def residual_norm_backward(
             normed_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
             for block in range(first, end):
                 column, is_column = block_of_columns(
-                    block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                    block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                 )
                 exists = is_row & is_column
                 x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -187,7 +189,7 @@ def residual_norm_backward(
                 normed_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
                 for block in range(first, end):
                     column, is_column = block_of_columns(
-                        block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                        block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                     )
                     exists = is_row & is_column
                     x = load(
@@ -212,7 +214,8 @@ def residual_norm_backward(
                     sum_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
                     for block in range(first, end):
                         column, is_column = block_of_columns(
-                            block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                            block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS,
+                            WIDE
                         )
                         exists = is_row & is_column
                         grad_output = load(
@@ -264,7 +267,8 @@ def residual_norm_backward(
                 else:
                     for block in range(first, end):
                         column, is_column = block_of_columns(
-                            block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                            block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS,
+                            WIDE
                         )
                         exists = is_row & is_column
                         grad_output = load(
@@ -349,8 +353,9 @@ def residual_norm_backward_sums(
     sums_pointer,
     # written
     grad_weight_pointer, grad_bias_pointer,
-    # how many programs left sums; the sizes of the loops and the strides in them
-    shares, column_sizes, grad_weight_column_strides, grad_bias_column_strides,
+    # how many programs left sums; the sizes of the loops, what divides by them, and
+    # the strides in them
+    shares, column_sizes, column_divisors, grad_weight_column_strides, grad_bias_column_strides,
     # chosen by the launcher
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_SHARES: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
@@ -358,7 +363,9 @@ def residual_norm_backward_sums(
     """Compute grad_weight, grad_bias from the sums that the programs of residual_norm_backward
     left. A program owns BLOCK_COLUMNS columns (width) and adds up BLOCK_SHARES programs' sums
     at a time."""
-    column, is_column = block_of_columns(tl.program_id(0), column_sizes, BLOCK_COLUMNS, False, WIDE)
+    column, is_column = block_of_columns(
+        tl.program_id(0), column_sizes, column_divisors, BLOCK_COLUMNS, False, WIDE
+    )
     grad_weight = sum_of_shares(
         sums_pointer, 0, 2, shares, column_sizes, COMPUTE, BLOCK_SHARES, BLOCK_COLUMNS
     )

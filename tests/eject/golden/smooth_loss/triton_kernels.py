@@ -25,8 +25,9 @@ def smooth_loss(
     output_pointer,
     # what programs that share rows leave for the next sweep
     partials_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    row_sizes, column_sizes,
+    # the sizes of the loops, outermost first, what divides by them, and the strides
+    # of each tensor in them
+    row_sizes, row_divisors, column_sizes, column_divisors,
     prediction_column_strides, target_column_strides, output_row_strides,
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
@@ -36,7 +37,7 @@ def smooth_loss(
     """Compute output. A program owns BLOCK_ROWS rows (the whole) and sweeps once over their
     columns (length, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
     is a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
 
@@ -44,7 +45,7 @@ def smooth_loss(
         huber_loss_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             prediction = load(
@@ -79,16 +80,19 @@ def smooth_loss_backward(
     prediction_pointer, target_pointer, grad_output_pointer,
     # written
     grad_prediction_pointer, grad_target_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    width_count, length_count, sizes,
+    # the rows and columns, the sizes of the loops, outermost first, what divides by
+    # them, and the strides of each tensor in them
+    width_count, length_count, counts, sizes, divisors,
     prediction_strides, target_strides, grad_prediction_strides, grad_target_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr,
+    COLUMN_LOOPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_prediction, grad_target. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS
-    elements; the columns are the innermost loop, the rows all others."""
-    element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
+    elements; the columns are the last COLUMN_LOOPS loops, the rows all others."""
+    element, is_row, is_column = tile(
+        sizes, divisors, counts, COLUMN_LOOPS, BLOCK_ROWS, BLOCK_COLUMNS, WIDE
+    )
     prediction = load(
         prediction_pointer + offset(element, prediction_strides), is_row, is_column
     ).to(COMPUTE)

@@ -26,8 +26,9 @@ def soft_maximum(
     output_pointer,
     # what programs that share rows leave for the next sweep
     partials_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    row_sizes, column_sizes,
+    # the sizes of the loops, outermost first, what divides by them, and the strides
+    # of each tensor in them
+    row_sizes, row_divisors, column_sizes, column_divisors,
     x_row_strides, x_column_strides, output_row_strides,
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
@@ -37,7 +38,7 @@ def soft_maximum(
     """Compute output. A program owns BLOCK_ROWS rows (length) and sweeps twice over their
     columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is a
     launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     x_row = x_pointer + offset(row, x_row_strides)
 
@@ -45,7 +46,7 @@ def soft_maximum(
         logsumexp = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), float('-inf'), COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -62,7 +63,7 @@ def soft_maximum(
         logsumexp_3 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -89,8 +90,9 @@ def soft_maximum_backward(
     grad_x_pointer,
     # what programs that share rows leave for the next sweep
     partials_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    row_sizes, column_sizes,
+    # the sizes of the loops, outermost first, what divides by them, and the strides
+    # of each tensor in them
+    row_sizes, row_divisors, column_sizes, column_divisors,
     grad_output_row_strides, x_row_strides, x_column_strides, grad_x_row_strides,
     grad_x_column_strides,
     # chosen by the launcher
@@ -101,7 +103,7 @@ def soft_maximum_backward(
     """Compute grad_x. A program owns BLOCK_ROWS rows (length) and sweeps 3 times over their
     columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is a
     launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     x_row = x_pointer + offset(row, x_row_strides)
     grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
@@ -110,7 +112,7 @@ def soft_maximum_backward(
         logsumexp = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), float('-inf'), COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -127,7 +129,7 @@ def soft_maximum_backward(
         logsumexp_3 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -141,7 +143,7 @@ def soft_maximum_backward(
 
     for block in range(first, end):
         column, is_column = block_of_columns(
-            block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
         grad_output = load_rows(

@@ -24,8 +24,9 @@ def sum_of_squares(
     output_pointer,
     # what programs that share rows leave for the next sweep
     partials_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    row_sizes, column_sizes,
+    # the sizes of the loops, outermost first, what divides by them, and the strides
+    # of each tensor in them
+    row_sizes, row_divisors, column_sizes, column_divisors,
     x_column_strides, output_row_strides,
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
@@ -35,14 +36,14 @@ def sum_of_squares(
     """Compute output. A program owns BLOCK_ROWS rows (the whole) and sweeps once over their
     columns (length, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
     is a launch of its own, and SWEEP is its number."""
-    row, is_row = block_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS, WIDE)
+    row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
 
     if SWEEP == 0 or SWEEP == 1:
         sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
-                block, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
             x = load(x_pointer + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
@@ -66,16 +67,19 @@ def sum_of_squares_backward(
     grad_output_pointer, x_pointer,
     # written
     grad_x_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    sizes,
+    # the rows and columns, the sizes of the loops, outermost first, what divides by
+    # them, and the strides of each tensor in them
+    counts, sizes, divisors,
     x_strides, grad_x_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr,
+    COLUMN_LOOPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
-    are the innermost loop, the rows all others."""
-    element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
+    are the last COLUMN_LOOPS loops, the rows all others."""
+    element, is_row, is_column = tile(
+        sizes, divisors, counts, COLUMN_LOOPS, BLOCK_ROWS, BLOCK_COLUMNS, WIDE
+    )
     grad_output = tl.load(grad_output_pointer).to(COMPUTE)
     x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
     grad_x = grad_output * x + grad_output * x

@@ -13,16 +13,19 @@ def symmetric(
     x_pointer, x_2_pointer,
     # written
     output_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    sizes,
+    # the rows and columns, the sizes of the loops, outermost first, what divides by
+    # them, and the strides of each tensor in them
+    counts, sizes, divisors,
     x_strides, x_2_strides, output_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr,
+    COLUMN_LOOPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
-    are the innermost loop, the rows all others."""
-    element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
+    are the last COLUMN_LOOPS loops, the rows all others."""
+    element, is_row, is_column = tile(
+        sizes, divisors, counts, COLUMN_LOOPS, BLOCK_ROWS, BLOCK_COLUMNS, WIDE
+    )
     x = load(x_pointer + offset(element, x_strides), is_row, is_column).to(COMPUTE)
     x_2 = load(x_2_pointer + offset(element, x_2_strides), is_row, is_column).to(COMPUTE)
     tl.store(
@@ -38,16 +41,19 @@ def symmetric_backward(
     grad_output_pointer, x_pointer, x_2_pointer, grad_output_2_pointer,
     # written
     grad_x_pointer,
-    # the sizes of the loops, outermost first, and the strides of each tensor in them
-    sizes,
+    # the rows and columns, the sizes of the loops, outermost first, what divides by
+    # them, and the strides of each tensor in them
+    counts, sizes, divisors,
     grad_output_strides, x_strides, x_2_strides, grad_output_2_strides, grad_x_strides,
     # chosen by the launcher
-    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
+    COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr,
+    COLUMN_LOOPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x. A program owns a tile of BLOCK_ROWS x BLOCK_COLUMNS elements; the columns
-    are the innermost loop, the rows all others."""
-    element, is_row, is_column = tile(sizes, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
+    are the last COLUMN_LOOPS loops, the rows all others."""
+    element, is_row, is_column = tile(
+        sizes, divisors, counts, COLUMN_LOOPS, BLOCK_ROWS, BLOCK_COLUMNS, WIDE
+    )
     grad_output = load(
         grad_output_pointer + offset(element, grad_output_strides), is_row, is_column
     ).to(COMPUTE)

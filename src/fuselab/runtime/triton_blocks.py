@@ -1,0 +1,298 @@
+"""Choose the blocks of Triton kernels that sweep over rows and columns (``triton_sweep.py``).
+
+A block is what a program works on at a time. The sizes are what was fastest on an H200 over the
+shapes of ``benchmarks/eject_suite``; tuning multiplies them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from fuselab.runtime import gpu_limits
+from fuselab.runtime.grid import ceil_div, power_of_two
+from fuselab.runtime.sweep import Sweep
+
+TILE = 2048  # elements of a tile of a kernel without reductions, or of short rows
+FLAT_TILE = 1024  # elements of a tile of several loops
+ONE_BLOCK = 16384  # the most elements of rows that are kept in registers as a whole
+LOOPED_BLOCK = 4096  # elements of a block of longer rows
+LINE_BYTES = 128  # of a cache line
+MOST_CHOSEN = 32  # columns of a window that are visited one by one, each in many rows
+WINDOW_ROWS = 512  # of a block of windows
+SECTOR_BYTES = 32  # the least that is read of it
+LEAST_NESTED = 256  # columns of a loop between whose turns something is loaded
+LONG_LOOP = 2048  # columns from which the innermost loop is swept over alone
+MOST_PARTIALS = 8192  # partial results that a program adds up: those of its rows
+PROGRAMS_PER_MULTIPROCESSOR = 16  # to which rows are shared out
+LEAST_PROGRAMS_PER_MULTIPROCESSOR = 4  # with which rows are not shared out to be read again
+SUMMING_PROGRAMS_PER_MULTIPROCESSOR = 4  # to which rows are shared out that are also summed
+_WARP_ELEMENTS = 1024  # of a block that a warp works on, of one operand
+
+
+@dataclass(frozen=True)
+class Reducing:
+    """A kernel that reduces: how many sweeps over its columns reduce, in how many reductions,
+    whether results with an element for each column take another sweep, and whether several programs
+    may share a row (not with sums of any integers: partial results are floating, in float64 with
+    ``has_integers``). The last ``sums`` of its results are sums over its rows, which the kernel
+    ``NAME_sums`` completes."""
+
+    sweeps: int
+    reductions: int
+    stores_columns: bool = False
+    is_shared: bool = True
+    has_integers: bool = False
+    sums: int = 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """The rows and columns that a program works on at a time, and its warps. ``parts`` programs
+    share a row; with 0 its columns are one block. Where there are sums over rows, a program works
+    on ``turns`` blocks of rows, one after the other. Without reductions, ``column_loops`` loops are
+    the columns, the others the rows. The columns of ``is_window`` are visited one by one."""
+
+    rows: int
+    columns: int
+    warps: int
+    parts: int = 1
+    turns: int = 1
+    column_loops: int = 1
+    is_window: bool = False
+
+
+def counts_of(swept: Sweep, column_loops: int) -> tuple[int, int]:
+    """Return the number of rows and of columns, which are the last loops."""
+    sizes = swept.sizes
+    first = len(sizes) - column_loops
+    return math.prod(sizes[:first]), math.prod(sizes[first:])
+
+
+def tile(swept: Sweep, width: int, doublings: int) -> Block:
+    """Return the tile of a kernel without reductions; the widest element has ``width`` bytes. Where
+    an operand is transposed, tiles are square, so that cache lines are used whole."""
+    loops = _column_loops(swept, width)
+    rows, columns = counts_of(swept, loops)
+    elements = int((TILE if loops == 1 else FLAT_TILE) * 2.0**doublings)
+    if _is_transposed(swept, width):
+        across = min(max(16, LINE_BYTES // max(2, width)), power_of_two(columns))
+    else:
+        across = _fitting(columns, elements)
+    down = min(max(1, elements // across), power_of_two(rows))
+    return Block(down, across, _warps(down * across, 512), column_loops=loops)
+
+
+def _is_transposed(swept: Sweep, width: int) -> bool:
+    """Return whether neighbouring columns of an operand lie in different sectors of memory, and
+    there are enough of them for a tile that uses sectors whole."""
+    is_long = swept.columns.numel * width >= SECTOR_BYTES
+    return is_long and any(one[-1] * width > SECTOR_BYTES for one in swept.columns.strides)
+
+
+def _column_loops(swept: Sweep, width: int) -> int:
+    """Return how many loops of a kernel without reductions are the columns of its tiles: one if
+    packs of its elements end where it ends, else as many as make that so, or at least rare, among
+    those that the first result walks with one step."""
+    sizes = swept.sizes
+    if len(sizes) == 1 or sizes[-1] % 16 == 0 or _is_transposed(swept, width):
+        return 1
+    loops, columns = 1, sizes[-1]
+    while (
+        loops < len(sizes)
+        and (columns < TILE or columns % 16)
+        and swept.is_even(swept.read, loops + 1)
+    ):
+        loops += 1
+        columns *= sizes[-loops]
+    return loops
+
+
+def block_of_rows(
+    swept: Sweep, width: int, doublings: int, reducing: Reducing, device: torch.device
+) -> Block:
+    """Return the block of a kernel with reductions. Where rows are neighbours in memory, a block
+    has so many that it reads whole cache lines."""
+    rows, columns = power_of_two(swept.rows.numel), max(1, swept.columns.numel)
+    whole = power_of_two(columns)
+    elements = int(TILE * 2.0**doublings)
+    looped = int(LOOPED_BLOCK * 2.0**doublings)
+    reads, writes = _full(swept)
+    if columns <= MOST_CHOSEN and not reducing.sums and _are_chosen(swept):
+        down = min(rows, int(WINDOW_ROWS * 2.0**doublings))
+        return Block(down, 1, _warps(down, 128), is_window=True)
+    if swept.rows_are_contiguous:
+        line = min(rows, LINE_BYTES // max(2, width))
+        if line * whole <= ONE_BLOCK // 2:
+            down, across = min(rows, max(line, elements // whole)), whole
+        elif not reducing.sums and line // 2 * whole <= ONE_BLOCK:  # half cache lines, but once
+            down, across = line // 2, whole
+        else:
+            is_light = reducing.stores_columns and not reducing.sums and reads < 2
+            down, across = line, (looped if is_light else looped // 2) // line
+    elif _has_steps_between(swept) and whole > looped:
+        down, across = 1, _wide(swept.columns.sizes[-1], looped)
+    elif whole <= ONE_BLOCK:
+        if reads > 1 and reducing.stores_columns and not reducing.sums:
+            elements //= 2
+        down, across = min(rows, max(1, elements // whole)), whole
+    else:
+        down, across = 1, looped
+    of_a_warp = _of_a_warp(swept, down, across, reducing, (reads, writes))
+    block = Block(down, across, _warps(down * across, of_a_warp))
+    parts = _parts(swept, block, device, reducing) if reducing.is_shared else 1
+    if reducing.sums:
+        blocks = ceil_div(swept.rows.numel, block.rows)
+        block = replace(block, turns=_turns(blocks, 1, block.rows, across < columns, device))
+        parts = _parts(swept, block, device, reducing) if parts > 1 else parts
+    if parts > 1 and across >= columns:  # fewer columns at a time, for several programs
+        block = replace(block, columns=max(16, across // parts))
+    if parts == 1 and block.columns >= columns:
+        parts = 0
+    return replace(block, parts=parts)
+
+
+def _are_chosen(swept: Sweep) -> bool:
+    """Return whether no operand has an element for each column, so that kernels compute where the
+    elements lie: those of a small window lie nearer to the same ones of the window beside it than
+    to each other."""
+    return bool(swept.steps) and not any(
+        any(steps)
+        for tensor, steps in zip(swept.tensors, swept.columns.strides, strict=True)
+        if tensor is not None
+    )
+
+
+def _of_a_warp(
+    swept: Sweep, rows: int, columns: int, reducing: Reducing, full: tuple[int, int]
+) -> int:
+    """Return how many elements of a block with reductions a warp works on, as measured on an H200;
+    ``full`` is what ``_full`` returns.
+
+    More warps hide more of the memory's latency; fewer need fewer steps across warps to reduce a
+    row, of which a block of neighbouring rows in memory has most.
+    """
+    reads, writes = full
+    is_whole = columns >= swept.columns.numel
+    if reducing.sums:
+        return _WARP_ELEMENTS // 2
+    if swept.rows_are_contiguous:
+        return 2 * _WARP_ELEMENTS if is_whole else _WARP_ELEMENTS
+    if is_whole:  # a row is kept in registers, that of each operand
+        # Long rows of which results are kept too, and short ones of which none are.
+        is_long = columns > 2 * TILE
+        several = rows == 1 and reads > 1 and bool(writes) == is_long
+        return _WARP_ELEMENTS // 2 if several else _WARP_ELEMENTS
+    return _WARP_ELEMENTS if writes else _WARP_ELEMENTS // 2
+
+
+def _full(swept: Sweep) -> tuple[int, int]:
+    """Return how many operands that are read, and that are written, have an element for each row
+    and column."""
+    sizes = (*swept.rows.sizes, *swept.columns.sizes)
+    strides = zip(swept.rows.strides, swept.columns.strides, strict=True)
+    full = [
+        all(step for size, step in zip(sizes, (*rows, *columns), strict=True) if size > 1)
+        for rows, columns in strides
+    ]
+    return sum(full[: swept.read]), sum(full[swept.read :])
+
+
+def block_of_columns(swept: Sweep, width: int, doublings: int, device: torch.device) -> Block:
+    """Return the block of a kernel that has sums over its rows and no other reductions."""
+    block = tile(swept, width, doublings)
+    blocks = ceil_div(swept.rows.numel, block.rows)
+    across = ceil_div(swept.columns.numel, block.columns)
+    return replace(block, turns=_turns(blocks, across, block.rows, False, device))
+
+
+def _turns(blocks: int, across: int, rows: int, is_looped: bool, device: torch.device) -> int:
+    """Return how many of the ``blocks`` of ``rows`` rows a program works on that sums over rows.
+
+    Each program leaves a sum for every column, so that few rows for each would make what they leave
+    as large as what they read; ``across`` programs share the columns. With ``is_looped`` the sums
+    are in memory all the time.
+    """
+    processors = gpu_limits.multiprocessors(device)
+    fitting = ceil_div(blocks * across, SUMMING_PROGRAMS_PER_MULTIPROCESSOR * processors)
+    least = ceil_div(8 if is_looped else 4, rows)
+    if not is_looped:
+        least = min(least, ceil_div(blocks * across, processors))
+    return max(1, min(blocks, max(fitting, least)))
+
+
+def blocks_of_rows(swept: Sweep, block: Block, nested: bool) -> int:
+    """Return how many blocks the rows are."""
+    if not nested:
+        return ceil_div(swept.rows.numel, block.rows)
+    inner = swept.rows.sizes[-1]
+    return swept.rows.numel // inner * ceil_div(inner, block.rows)
+
+
+def _parts(swept: Sweep, block: Block, device: torch.device, reducing: Reducing) -> int:
+    """Return how many programs share a row, a power of two."""
+    programs = ceil_div(ceil_div(swept.rows.numel, block.rows), block.turns)
+    processors = gpu_limits.multiprocessors(device)
+    wanted = PROGRAMS_PER_MULTIPROCESSOR * processors
+    # Rows that are swept over twice come from the cache the second time, if one program does it.
+    enough = LEAST_PROGRAMS_PER_MULTIPROCESSOR * processors if reducing.stores_columns else wanted
+    if programs == 0 or 2 * programs > wanted or programs >= enough:
+        return 1
+    # A share of less than two blocks is not worth another launch.
+    most = swept.columns.numel * block.rows // (2 * LOOPED_BLOCK)
+    parts = min(wanted // programs, most, MOST_PARTIALS // block.rows)
+    return max(1, power_of_two(parts + 1) // 2)
+
+
+def has_nested_columns(swept: Sweep, block: Block) -> bool:
+    """Return whether the innermost loop of the columns is swept over alone, which saves divisions:
+    one for each pack of elements, but one for each element if packs straddle its end. It also saves
+    a load for each element where there are steps between turns of the loop."""
+    inner = swept.columns.sizes[-1]
+    is_long = inner >= (64 if inner % 16 else LONG_LOOP) or _has_steps_between(swept)
+    return block.parts > 0 and len(swept.columns.sizes) > 1 and is_long
+
+
+def _has_steps_between(swept: Sweep) -> bool:
+    """Return whether the innermost loop of the columns is long, and an operand changes between its
+    turns and not in it: as the weight of a channel does."""
+    steps = swept.columns.strides
+    return (
+        len(swept.columns.sizes) > 1
+        and swept.columns.sizes[-1] >= LEAST_NESTED
+        and any(not step[-1] and any(step[:-1]) for step in steps[: swept.read])
+    )
+
+
+def _wide(size: int, most: int) -> int:
+    """Return the largest power of two up to ``most`` whose multiples exceed ``size`` by no more
+    than a third; a block with some columns too many is better than more blocks."""
+    most = min(most, power_of_two(size))
+    while most > LEAST_NESTED and 3 * (ceil_div(size, most) * most - size) > size:
+        most //= 2
+    return most
+
+
+def has_nested_rows(swept: Sweep, block: Block) -> bool:
+    """Return whether a block has rows of one turn of their innermost loop only, so that what does
+    not change in that loop is loaded once for the block."""
+    inner = swept.rows.sizes[-1]
+    wasted = ceil_div(inner, block.rows) * block.rows - inner
+    return block.rows > 1 and len(swept.rows.sizes) > 1 and 8 * wasted <= inner
+
+
+def _fitting(size: int, most: int) -> int:
+    """Return the largest power of two up to ``most`` whose multiples exceed ``size`` by no more
+    than an eighth; if there is none, that which exceeds it least."""
+    most = min(max(1, most), power_of_two(max(1, size)))
+    candidates = [most >> shift for shift in range(most.bit_length()) if most >> shift >= 16]
+    excess = {one: ceil_div(size, one) * one - size for one in candidates or [most]}
+    fitting = [one for one in excess if 8 * excess[one] <= size]
+    return fitting[0] if fitting else min(excess, key=lambda one: (excess[one], -one))
+
+
+def _warps(elements: int, of_a_warp: int) -> int:
+    """Return the warps of a block, each with about ``of_a_warp`` elements."""
+    return max(2, min(16, power_of_two(ceil_div(elements, of_a_warp))))

@@ -1,0 +1,107 @@
+"""The loops and tiles that Triton kernels without reductions get, and how they divide."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime.jit import MockTensor
+
+from fuselab.inspect.assembly.architectures import architecture
+from fuselab.inspect.assembly.triton_compile import compiled_launch
+from fuselab.runtime.sweep import Sweep
+from fuselab.runtime.triton_blocks import TILE, tile
+from fuselab.runtime.triton_loops import tile as tile_of
+from fuselab.runtime.triton_sweep import divisor
+
+
+def swept(sizes: dict[str, int], x: tuple[Tensor, str], output: tuple[Tensor, str]) -> Sweep:
+    return Sweep(sizes, {}, [x], [output])
+
+
+def image(sizes: tuple[int, ...]) -> Sweep:
+    """Return the sweep of a function of an image and a number for each channel."""
+    names = "batch channels height width"
+    x, bias = torch.empty(sizes, device="meta"), torch.empty(sizes[1], device="meta")
+    pattern = dict(zip(names.split(), sizes, strict=True))
+    return Sweep(pattern, {}, [(x, names), (bias, "channels")], [(x, names)])
+
+
+def test_a_product_takes_the_place_of_a_division() -> None:
+    generator = random.Random(20261124)
+    sizes = [2, 3, 5, 7, 15, 17, 2**16 - 1, 2**16 + 1, 2**30 + 1, 2**31 - 1]
+    sizes += [generator.randrange(2, 2**31) for _ in range(300)]
+    for size in sizes:
+        number = divisor(size)
+        assert number % 2 == 1 and 2**31 <= number < 2**63
+        factor, shift = number >> 8, (number & 255) >> 1
+        assert factor < 2**32 and shift < 32
+        multiples = (generator.randrange(2**31 // size + 1) * size for _ in range(20))
+        near = {one + step for one in multiples for step in (-1, 0, 1)}
+        for index in {0, 1, size - 1, size, 2**31 - 1, *near}:
+            if 0 <= index < 2**31:
+                assert (index * factor >> 32) >> shift == index // size
+
+
+def test_rows_that_begin_at_multiples_of_a_pack_are_rows_of_tiles() -> None:
+    block = tile(image((4, 8, 16, 16)), 2, 0)
+    assert (block.rows, block.columns, block.column_loops) == (8, 256, 1)
+
+
+def test_tiles_of_odd_images_lie_in_several_loops() -> None:
+    loops = image((32, 64, 7, 7))
+    assert loops.sizes == (32, 64, 49)
+    block = tile(loops, 2, 0)
+    assert block.column_loops == 2 and block.columns <= TILE
+    assert loops.is_even(loops.read, 2) and not loops.is_even(1, 2)
+
+
+def test_a_transposed_operand_gets_square_tiles() -> None:
+    sizes = {"rows": 100, "columns": 60}
+    x, output = torch.empty(60, 100, device="meta"), torch.empty(100, 60, device="meta")
+    block = tile(swept(sizes, (x, "columns rows"), (output, "rows columns")).by_result(), 2, 0)
+    assert (block.rows, block.columns, block.column_loops) == (32, 64, 1)
+
+
+def test_loops_follow_the_result() -> None:
+    """A pixel shuffle reads along the height and the width of each channel, and writes a channel's
+    pixels between those of the next."""
+    x, output = torch.empty(2, 3, 2, 2, 4, 5), torch.empty(2, 3, 4, 2, 5, 2)
+    sizes: dict[str, Any] = {"batch": 2, "channel": 3, "down": 2, "right": 2, "height": 4}
+    loops = swept(
+        {**sizes, "width": 5},
+        (x, "batch channel down right height width"),
+        (output, "batch channel height down width right"),
+    )
+    ordered = loops.by_result()
+    assert ordered.is_even(1, len(ordered.sizes)) and not loops.is_even(1, len(loops.sizes))
+    assert ordered.sizes == (6, 4, 2, 5, 2)
+    assert ordered.strides(0) == (80, 5, 40, 1, 20)
+    assert tile(ordered, 4, 0).column_loops > 1
+
+
+@triton.jit
+def places(
+    pointer, sizes, divisors, counts, COLUMN_LOOPS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    position, is_row, is_column = tile_of(
+        sizes, divisors, counts, COLUMN_LOOPS, BLOCK, BLOCK, False
+    )
+    tl.store(pointer + position[0] * 64 + position[1] + position[2] * 0, 1, is_row & is_column)
+
+
+@pytest.mark.parametrize("size", [7, 48])
+def test_the_compiler_sees_divisions_by_multiples_of_16(size: int) -> None:
+    """A constant among the divisors has to stay one: as a number that is 0, it would make every
+    quotient 0, which the interpreter does not show."""
+    divisors = (divisor(33), tl.constexpr(0) if size % 16 == 0 else divisor(size))
+    args = (MockTensor(torch.float32), (33, size), divisors, (1, 33 * size))
+    made = compiled_launch(places, architecture("sm_90"), args, {"COLUMN_LOOPS": 2, "BLOCK": 64})
+    products = made.texts["ttir"].count("tt.mulhiui")
+    divisions = made.texts["ttir"].count("arith.remsi %column")
+    assert (products, divisions) == ((0, 1) if size == 48 else (1, 0))
