@@ -13,6 +13,7 @@ TESTS = Path(__file__).resolve().parents[1] / "tests" / "eject"
 sys.path.insert(0, str(TESTS))
 
 from ejected_functions import (  # type: ignore[import-not-found]  # noqa: E402  (in TESTS)
+    DROPPED,
     EXAMPLES,
 )
 
@@ -30,6 +31,14 @@ KEPT = {
         "cuda_kernels.cu",
         "cpu_kernels.cpp",
         "page.md",
+    ),
+    "dropped_residual": (
+        "__init__.py",
+        "reference.py",
+        "gradient.py",
+        "triton_kernels.py",
+        "cuda_kernels.cu",
+        "cpu_kernels.cpp",
     ),
     "gated_norm": ("reference.py",),
     "add_rms_norm": ("__init__.py", "op.py", "gradient.py", "triton_kernels.py"),
@@ -64,7 +73,7 @@ def main() -> None:
     shutil.rmtree(TESTS / "golden", ignore_errors=True)
     for name, kept in KEPT.items():
         plain = name.removeprefix("standalone_")
-        function, args = EXAMPLES[plain]
+        function, args = {**EXAMPLES, "dropped_residual": DROPPED}[plain]
         written = package_files if plain == name else standalone_files
         files = written(planned_package(function, args, {}, plain))
         folder = TESTS / "golden" / name

@@ -24,6 +24,11 @@ def scaled_softmax_with_added_mask(scores, added):
     return torch.softmax(scores * 0.125 + added, -1)
 
 
+@member(SCORES, floats(BATCH, 1, 1, 512))
+def dropped_softmax_with_added_mask(scores, added):
+    return F.dropout(torch.softmax(scores * 0.125 + added, -1), 0.1)
+
+
 @member(SCORES, mask(BATCH, 1, 1, 512))
 def scaled_softmax_with_filled_mask(scores, hidden):
     return torch.softmax((scores * 0.125).masked_fill(hidden, -1e4), -1)

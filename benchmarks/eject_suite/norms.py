@@ -22,6 +22,12 @@ def residual_layer_norm(x, residual, weight, bias):
     return F.layer_norm(hidden, hidden.shape[-1:], weight, bias)
 
 
+@member(floats(TOKENS, WIDTH), floats(TOKENS, WIDTH), floats(WIDTH), floats(WIDTH))
+def dropped_residual_layer_norm(x, residual, weight, bias):
+    hidden = F.dropout(x, 0.1) + residual
+    return F.layer_norm(hidden, hidden.shape[-1:], weight, bias)
+
+
 @member(floats(TOKENS, WIDTH), floats(WIDTH), floats(WIDTH))
 def layer_norm_gelu(x, weight, bias):
     return F.gelu(F.layer_norm(x, x.shape[-1:], weight, bias))

@@ -22,6 +22,16 @@ def bias_gelu(x, bias):
 
 
 @member(floats(ROWS, WIDTH), floats(WIDTH))
+def dropped_bias_gelu(x, bias):
+    return F.dropout(F.gelu(x + bias), 0.1)
+
+
+@member(floats(IMAGES, 128, 56, 56), floats(IMAGES, 128, 56, 56))
+def dropped_channels_residual(x, residual):
+    return F.dropout2d(x, 0.2) + residual
+
+
+@member(floats(ROWS, WIDTH), floats(WIDTH))
 def bias_gelu_tanh(x, bias):
     return F.gelu(x + bias, approximate="tanh")
 

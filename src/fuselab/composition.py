@@ -24,6 +24,7 @@ class Composition:
     order, and autograd differentiates both. ``operators`` are those that ``function`` calls.
     ``cases`` and ``draw`` give inputs as they do in a ``FusedOp``; the arguments named in
     ``frozen`` get no gradient. ``outputs`` counts the tensors in what ``function`` returns.
+    ``drawing`` is that of a ``FusedOp``.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Composition:
     draw: Callable[[Draw], Inputs] | None = None
     frozen: Sequence[str] = ()
     outputs: int = 1
+    drawing: Callable[..., Any] | None = None
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
     def as_operator(self) -> FusedOp:
@@ -55,6 +57,7 @@ class Composition:
             draw=self.draw,
             peers={"fused": self._flat(self.function)},
             dtypes=self.dtypes,
+            drawing=None if self.drawing is None else self._flat(self.drawing),
         )
 
     def _flat(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -316,6 +316,11 @@ class FusedOp:
     them, the residuals, which ``Gradient.save`` gets and users do not. A second derivative does not
     flow through a residual, so that ``Gradient.reference`` has to compute it from the arguments.
 
+    ``drawing`` takes the reference's arguments and draws random numbers from PyTorch's generator,
+    where the reference makes them from a seed among the arguments, as a dropout does. ``bench``
+    times it as eager and compiles it in the reference's place, because a mask from a seed takes
+    PyTorch dozens of calls; its results cannot be compared.
+
     An operator with ``mutates`` overwrites those arguments and returns the first of them; its name
     ends in an underscore, as PyTorch's do. Its reference writes to nothing: it returns the new
     values of those arguments, as one tensor or a flat tuple. Such an operator has no gradient.
@@ -347,6 +352,7 @@ class FusedOp:
     regime: Callable[..., str] | None = None
     cpu_cases: Sequence[Case] = ()
     residuals: Callable[..., tuple[Tensor, ...]] | None = None
+    drawing: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z_][a-z0-9_]*::[a-z_][a-z0-9_]*", self.name):

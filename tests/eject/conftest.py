@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ejected_functions import EXAMPLES
+from ejected_functions import DROPPED, EXAMPLES
 
 from fuselab.ejection.eject import eject
 
@@ -28,7 +28,7 @@ def ejected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         plain = name.removeprefix("standalone_")
         out = alone / plain if plain != name else root / name
         if not out.exists():
-            function, args = EXAMPLES[plain]
+            function, args = {**EXAMPLES, "dropped_residual": DROPPED}[plain]
             eject(function, *args, out=out, name=plain, standalone=plain != name)
         return out
 

@@ -23,6 +23,11 @@ def residual_norm(x, residual, weight, bias):
     return F.gelu(normed) * 2
 
 
+def dropped_residual(x, residual, weight, bias):
+    hidden = F.dropout(x, 0.1) + residual
+    return F.layer_norm(hidden, hidden.shape[-1:], weight, bias)
+
+
 def rms_norm(x, weight):
     scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
     return x * scale * weight
@@ -212,6 +217,12 @@ EXAMPLES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "two_losses": (two_losses, _normal((6, 9), (6, 9))),
     "gated_norm": (GatedNorm(), _normal((4, 8, 16), (4, 8, 16))),
 }
+
+# A function whose operator takes a seed after the arguments.
+DROPPED: tuple[Callable[..., Any], tuple[Tensor, ...]] = (
+    dropped_residual,
+    _normal((4, 8, 16), (4, 8, 16), (16,), (16,)),
+)
 
 # Functions that return more than the operator does: each with its arguments and those by keyword.
 STRUCTURES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], dict[str, Any]]] = {

@@ -63,8 +63,8 @@ def writes_through_a_view(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def random_in_between(x: Tensor, weight: Tensor) -> Tensor:
-    first = F.dropout(x + 1, 0.5)
-    second = F.dropout(x @ weight, 0.25)
+    first = torch.bernoulli(x + 1)
+    second = torch.rand_like(x @ weight)
     return (first * 2 + second).tanh()
 
 
@@ -153,9 +153,9 @@ def test_what_is_written_over_stays_in_order() -> None:
 def test_random_numbers_are_drawn_in_the_order_of_the_code() -> None:
     assert steps(random_in_between) == [
         "add",
-        "dropout",
+        "bernoulli",
         "matmul",
-        "dropout",
+        "rand_like",
         ["mul", "add", "tanh"],
     ]
 

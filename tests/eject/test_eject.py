@@ -183,8 +183,8 @@ def likelihood(x: Tensor) -> Tensor:
     return F.gaussian_nll_loss(x, x * 2, x.square() + 1)  # PyTorch looks for a negative variance
 
 
-def dropped(x: Tensor) -> Tensor:
-    return F.dropout(x)
+def drawn(x: Tensor) -> Tensor:
+    return torch.bernoulli(x)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def dropped(x: Tensor) -> Tensor:
         (number, "computes nothing from its tensors"),
         (spectrum, "aten._fft_r2c.default has no generated kernel"),
         (likelihood, r"a condition in it depends on the values of a tensor \(line \d+ of"),
-        (dropped, "aten.native_dropout.default has no generated kernel"),
+        (drawn, "aten.bernoulli.default has no generated kernel"),
     ],
 )
 def test_a_refusal_names_the_operation_and_leaves_nothing(

@@ -102,7 +102,7 @@ def test_inplace_given_by_position() -> None:
         [call_name(one) for one in step.calls] if isinstance(step, Region) else call_name(step)
         for step in cut(dropped, args, {}, "dropped").steps
     ]
-    assert names == ["linear", "dropout", ["relu", "mul", "add"]]
+    assert names == ["linear", ["dropout", "relu", "mul", "add"]]
 
 
 def similarities(z: Tensor) -> Tensor:

@@ -270,9 +270,9 @@ class Outcomes:
 def drawn_module(seed: int, training: bool) -> RandomModule:
     """Return a module, in training or in evaluation."""
     module = RandomModule(seed).train(training)
-    for layer in module.layers:
-        if isinstance(layer, nn.Dropout):  # in training it draws a mask, which no kernel does
-            layer.eval()
+    dropouts = [layer for layer in module.layers if isinstance(layer, nn.Dropout)]
+    for layer in dropouts[1:]:  # a chain has one dropout
+        layer.eval()
     return module
 
 
@@ -319,7 +319,7 @@ def outside(module: RandomModule, result: FuseResult) -> list[str]:
     dropouts = {
         f"getattr(self.layers, '{place}')"
         for place, layer in enumerate(module.layers)
-        if isinstance(layer, nn.Dropout)
+        if isinstance(layer, nn.Dropout) and not layer.training
     }
     source = getattr(type(result.model), "fused_source", None)
     if source is None:

@@ -20,6 +20,7 @@ from fuselab.errors import EjectError
 from fuselab.fusion import fuse as fuse_module
 from fuselab.fusion import generate as generate_module
 from fuselab.fusion.chains import ChainFinder
+from fuselab.fusion.equal_dropout import EqualDropout
 from fuselab.fusion.fuse import fuse_with_report
 from fuselab.fusion.judge import prove_model, values_of
 from fuselab.fusion.result import Decision, FuseResult
@@ -241,8 +242,52 @@ def test_running_statistics_are_updated_by_the_chain(faster: None) -> None:
     torch.testing.assert_close(result.model.state_dict(), eager.state_dict(), rtol=1e-4, atol=1e-5)
 
 
-def test_dropout_in_training_ends_a_chain() -> None:
-    assert _chains(Block().train(), torch.randn(4, WIDTH)) == ["mul → gelu", "add → layer_norm"]
+def test_dropout_in_training_joins_a_chain() -> None:
+    whole = ["mul → gelu → dropout → add → layer_norm"]
+    assert _chains(Block().train(), torch.randn(4, WIDTH)) == whole
+
+
+def test_a_chain_has_one_dropout() -> None:
+    def twice(input: Tensor) -> Tensor:
+        return F.dropout(F.dropout(input.exp(), 0.5) * 2, 0.25).sin()
+
+    assert _chains(twice, torch.randn(4, 8)) == ["exp → dropout → mul"]
+
+
+class DroppingTwice(nn.Module):
+    """Two chains, a dropout in each, and noise whose numbers must not depend on them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.25)
+
+    def forward(self, input: Tensor) -> Tensor:
+        hidden = self.linear(self.dropout(F.gelu(input)) + input)
+        return F.dropout(hidden * 2, 0.5).sin() + torch.rand_like(input)
+
+
+def test_dropout_in_training_is_proved_and_drawn_anew_in_every_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    faster = Verdict(Outcome.FASTER, 2.0, 2.0, 2.0, 12)
+    monkeypatch.setattr(fuse_module, "measure", lambda *args, **kwargs: (2.0, 1.0, faster))
+    input = torch.randn(ROWS, WIDTH)
+    result = fuse_with_report(DroppingTwice().train(), input)
+    chains = ["gelu → dropout → add", "mul → dropout → sin → add"]
+    assert [one.chain for one in result.kept] == chains
+    assert "proved against float64" in result.proof
+    torch.manual_seed(5)
+    first, second = result.model(input), result.model(input)
+    torch.manual_seed(5)
+    assert torch.equal(result.model(input), first) and not torch.equal(first, second)
+    plain = DroppingTwice().train()
+    plain.load_state_dict(result.model.state_dict())
+    found = []
+    for model in (result.model, plain):
+        torch.manual_seed(5)
+        with EqualDropout():
+            found.append(model(input))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
 def test_views_are_inside_chains_but_not_at_their_ends() -> None:
@@ -275,15 +320,15 @@ def test_layers_of_one_function_join_a_chain() -> None:
         nn.InstanceNorm2d(8, track_running_stats=True),
         nn.PReLU(),
         nn.MaxPool2d(2),
-        nn.AlphaDropout(),
+        nn.AlphaDropout(0.1),
         nn.AvgPool2d(2, divisor_override=3),
         nn.GLU(1),
     )
     image = torch.randn(2, 3, 8, 8)
     pooled = "prelu → max_pool2d → avg_pool2d → glu"
     assert _chains(layers.eval(), image) == [f"instance_norm → {pooled}"]
-    parts = ["instance_norm → prelu → max_pool2d", "avg_pool2d → glu"]
-    assert _chains(layers.train(), image) == parts
+    dropping = "prelu → max_pool2d → alpha_dropout → avg_pool2d → glu"
+    assert _chains(layers.train(), image) == [f"instance_norm → {dropping}"]
 
     def dropped(input: Tensor) -> Tensor:
         return F.normalize(F.dropout(input.exp(), 0.5, False))

@@ -91,7 +91,12 @@ def test_naive_softmax_is_one_chain():
 
 def test_the_advice_on_a_chain_names_what_eject_writes_no_kernel_for():
     covered = ["mul", "add_", "silu", "native_group_norm", "_softmax", "relu6", "mean", "copy_"]
-    covered += ["native_layer_norm_backward", "threshold_backward", "native_batch_norm"]
+    covered += [
+        "native_dropout",
+        "native_layer_norm_backward",
+        "threshold_backward",
+        "native_batch_norm",
+    ]
     assert [name for name in covered if not is_covered(f"aten::{name}")] == []
     assert not is_covered("aten::bernoulli_") and not is_covered("aten::special_erfcx")
     assert "parts beside bernoulli_." in _advice_on_a_chain(

@@ -40,6 +40,19 @@ _DROPOUTS = frozenset(
 _PREFIX = {operator.neg: "-", operator.pos: "+", operator.invert: "~", operator.inv: "~"}
 
 
+def call_name(node: fx.Node) -> str:
+    """Return the plain name of what a node calls: ``relu`` for ``F.relu``, ``.relu`` and more."""
+    if node.op == "call_method":
+        return str(node.target)
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def is_number(node: fx.Node) -> bool:
+    """Return whether a node is a number, such as a size, or the shape of a tensor."""
+    value = node.meta.get("example_value")
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.Size, int, float, bool))
+
+
 def keeps_its_input(node: fx.Node) -> bool:
     """Return whether a call gives back its input: a dropout, whose name says that it draws numbers,
     in evaluation."""

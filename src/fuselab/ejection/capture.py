@@ -20,154 +20,16 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, fx, nn
-from torch._decomp import get_decompositions
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx.experimental import _config as fx_config
 
-from fuselab.ejection import batch_norm
 from fuselab.ejection.cumulative import traceable_averages
+from fuselab.ejection.dropout import SEEDS, dropouts_in, is_seed, seed_beside, seeded
 from fuselab.ejection.equal_sizes import equal_sizes, equate_sizes
 from fuselab.ejection.returned import Returned, StandIns, output_node, results_of
 from fuselab.ejection.written import written_in
 from fuselab.errors import EjectError
-
-aten = torch.ops.aten
-
-# PyTorch's own definitions of composed operators by simpler ones. Their arithmetic is what the
-# eager kernels compute; group normalisation is lowered by ours, in `moments.py`.
-COMPOSED = (
-    aten._fused_rms_norm,
-    aten._fused_rms_norm_backward,
-    aten._native_batch_norm_legit_no_training,
-    aten._unsafe_masked_index,
-    aten._unsafe_masked_index_put_accumulate,
-    aten._prelu_kernel,
-    aten._prelu_kernel_backward,
-    aten.addcdiv,
-    aten.addcmul,
-    aten.aminmax,
-    aten.channel_shuffle,
-    aten.col2im,
-    aten.count_nonzero,
-    aten.deg2rad,
-    aten.diag_embed,
-    aten.dist,
-    aten.celu,
-    aten.elu,
-    aten.elu_backward,
-    aten.gelu,
-    aten.gelu_backward,
-    aten.glu,
-    aten.glu_backward,
-    aten.hardsigmoid,
-    aten.hardsigmoid_backward,
-    aten.hardswish,
-    aten.hardswish_backward,
-    aten.hardtanh,
-    aten.heaviside,
-    aten.hardtanh_backward,
-    aten.im2col,
-    aten.index_fill,
-    aten.huber_loss,
-    aten.huber_loss_backward,
-    aten.leaky_relu,
-    aten.leaky_relu_backward,
-    aten.lerp,
-    aten.logaddexp,
-    aten.logaddexp2,
-    aten.logit,
-    aten.logit_backward,
-    aten.logsumexp,
-    aten.log_sigmoid_forward,
-    aten.log_sigmoid_backward,
-    aten.masked_fill,
-    aten.mish,
-    aten.mish_backward,
-    aten.mse_loss,
-    aten.mse_loss_backward,
-    aten.nan_to_num,
-    aten.nll_loss_backward,
-    aten.nll_loss_forward,
-    aten.nll_loss2d_backward,
-    aten.nll_loss2d_forward,
-    aten.pixel_shuffle,
-    aten.pixel_unshuffle,
-    aten.rad2deg,
-    aten.rot90,
-    aten.rsub,
-    aten.selu,
-    aten.sigmoid_backward,
-    aten.sinc,
-    aten.special_entr,
-    aten.special_xlog1py,
-    aten.silu,
-    aten.silu_backward,
-    aten.smooth_l1_loss,
-    aten.smooth_l1_loss_backward,
-    aten.softplus,
-    aten.softplus_backward,
-    aten.softshrink,
-    aten.hardshrink,
-    aten.soft_margin_loss,
-    aten.soft_margin_loss_backward,
-    aten.std.correction,
-    aten.std_mean,
-    aten.tanh_backward,
-    aten.trace,
-    aten.upsample_nearest1d,
-    aten.upsample_nearest2d,
-    aten.threshold,
-    aten.threshold_backward,
-    aten.tril,
-    aten.triu,
-    aten._softmax,
-    aten._softmax_backward_data,
-    aten._log_softmax,
-    aten._log_softmax_backward_data,
-    aten._native_batch_norm_legit,
-    aten._native_batch_norm_legit_functional,
-    aten.native_batch_norm_backward,
-    aten.native_layer_norm,
-    aten.native_layer_norm_backward,
-    aten.binary_cross_entropy,
-    aten.binary_cross_entropy_backward,
-    aten.binary_cross_entropy_with_logits,
-    aten.norm,
-    aten.linalg_vector_norm,
-    aten.xlogy,
-    aten.square,
-    aten.t,
-    aten.addmm,
-)
-
-# Gradients of which PyTorch has no derivative, and the operators whose second results they read:
-# in the formulas of a gradient these stand as the simpler operators that they are made of. So does
-# batch normalisation, whose own operators refuse the empty tensors that the function takes.
-WITHOUT_DERIVATIVE = (
-    aten._fused_rms_norm,
-    aten._fused_rms_norm_backward,
-    aten._native_batch_norm_legit_functional,
-    aten.glu_backward,
-    aten.hardsigmoid_backward,
-    aten.hardswish_backward,
-    aten.logit_backward,
-    aten.mish_backward,
-    aten.native_group_norm,
-    aten.native_group_norm_backward,
-    aten.silu_backward,
-    aten.soft_margin_loss_backward,
-)
-
-
-def definitions_in_kernels() -> dict[Any, Callable[..., Any]]:
-    """Return the definitions by simpler operators of those that kernels compute so."""
-    return {**get_decompositions(COMPOSED), **batch_norm.GRADIENT}
-
-
-def definitions_in_formulas() -> dict[Any, Callable[..., Any]]:
-    """Return the definitions by simpler operators of those that have no derivative themselves."""
-    return {**get_decompositions(WITHOUT_DERIVATIVE), **batch_norm.IN_FORMULAS}
 
 
 @dataclass(frozen=True)
@@ -194,7 +56,9 @@ class Captured:
     least and the largest value of each integer argument of the example. ``returned`` says what the
     function makes of the outputs, and ``fixed`` has the arguments of the example that are no
     tensors. The function writes over the arguments ``written``; their new values are the last of
-    the outputs.
+    the outputs. ``seed`` names the argument from which dropouts take their masks, the last one;
+    None where nothing is dropped. ``numbers`` are those of the dropouts, by which the masks from
+    one seed differ.
     """
 
     name: str
@@ -212,6 +76,8 @@ class Captured:
     fixed: Mapping[str, Any]
     equal: Mapping[sympy.Symbol, sympy.Expr]
     written: tuple[str, ...] = ()
+    seed: str | None = None
+    numbers: tuple[int, ...] = ()
 
     @property
     def needs_gradient(self) -> tuple[bool, ...]:
@@ -222,6 +88,11 @@ class Captured:
     @property
     def parameters(self) -> tuple[str, ...]:
         return tuple(argument.name for argument in self.arguments)
+
+    @property
+    def of_users(self) -> tuple[str, ...]:
+        """Return the parameters that the user's function and its module have: all but the seed."""
+        return tuple(name for name in self.parameters if name != self.seed)
 
     def behind_gradients(self) -> set[fx.Node]:
         """Return the gradients and all nodes that they are computed from."""
@@ -252,11 +123,13 @@ def capture(
     inference: bool = False,
     definitions: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
     frozen: Collection[str] = (),
+    numbers: Sequence[int] | None = None,
 ) -> Captured:
     """Return the graph of ``function`` called with ``args`` and ``keywords``.
 
     Every floating tensor gets a gradient, unless ``inference``, but for those named in ``frozen``.
-    Operators become the simpler ones of their ``definitions``. Raises EjectError with
+    Operators become the simpler ones of their ``definitions``. The dropouts of the function have
+    ``numbers``, from 0 on by default. Raises EjectError with
     the user's line where the function cannot be one graph.
     """
     held: dict[str, Any] = {}
@@ -278,9 +151,12 @@ def capture(
         module.recompile()
         try:
             if held["results"]:
+                held["numbers"] = numbers or range(len(dropouts_in(module.graph)))
+                seeded_module, given = seeded(module, inputs, held["numbers"])
+                held["placeholders"] = seeded_module.graph.find_nodes(op="placeholder")
                 aot_module_simplified(
-                    module,
-                    inputs,
+                    seeded_module,
+                    given,
                     fw_compiler=keep_forward,
                     bw_compiler=keep_forward,
                     partition_fn=partition,
@@ -331,6 +207,12 @@ def trace(
     ]
     arguments.sort(key=_in_users_order(function, nodes))
     sizes, hints = _symbols(arguments)
+    numbers = tuple(range(len(dropouts_in(graph))))
+    seed = None
+    if numbers:
+        node = seed_beside(graph)
+        seed = argument_name(node)
+        arguments.append(Argument(seed, node))
     given = _given(function, args, keywords)
     outputs = tuple(_flat(output_node(graph).args[0]))
     return Captured(
@@ -344,10 +226,12 @@ def trace(
         (),
         sizes,
         hints,
-        _ranges(given),
+        _seeded_ranges(given, seed),
         Returned(outputs, held["stand_ins"].structure(name, returned)),
         _fixed(given),
         {},
+        seed=seed,
+        numbers=numbers,
     )
 
 
@@ -432,8 +316,11 @@ def _fixed(given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if not isinstance(value, Tensor)}
 
 
-def _ranges(given: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    return {
+def _seeded_ranges(given: Mapping[str, Any], seed: str | None) -> dict[str, tuple[int, int]]:
+    """Return the least and the largest value of each integer argument of the example, and of the
+    seed."""
+    found = {} if seed is None else {seed: SEEDS}
+    return found | {
         name: (int(value.min()), int(value.max()))
         for name, value in given.items()
         if isinstance(value, Tensor)
@@ -499,7 +386,7 @@ def _captured(
                 "writes."
             )
         raise EjectError(f"{name}: it is not known which of its outputs have a gradient.")
-    names = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    names: list[fx.Node] = held["placeholders"]
     arguments = [
         Argument(argument_name(source), node)
         for node, source in zip(primals, names, strict=True)
@@ -512,6 +399,7 @@ def _captured(
     # The backward takes no sizes from what is written over, because it must not save that.
     sizes, hints = _symbols(sorted(arguments, key=lambda one: one.name in written))
     equal = equal_sizes(joint.graph)
+    seed = next((argument_name(node) for node in names if is_seed(node)), None)
     return Captured(
         name,
         function,
@@ -523,11 +411,13 @@ def _captured(
         tuple(gradients),
         {symbol: place for symbol, place in sizes.items() if symbol not in equal},
         hints,
-        _ranges(given),
+        _seeded_ranges(given, seed),
         returned,
         _fixed(given),
         equal,
         tuple(written),
+        seed,
+        tuple(held["numbers"]),
     )
 
 
@@ -551,15 +441,16 @@ def _is_parameter(node: fx.Node) -> bool:
 
 def _in_users_order(
     function: Callable[..., Any], names: Sequence[fx.Node]
-) -> Callable[[Argument], tuple[bool, int]]:
+) -> Callable[[Argument], tuple[bool, bool, int]]:
     """Return the key that sorts arguments: those of the call as the function declares them, then
-    parameters and buffers."""
+    parameters and buffers, then the seed of dropouts."""
     declared = _declared(function)
     parameters = {argument_name(node) for node in names if _is_parameter(node)}
+    seeds = {argument_name(node) for node in names if is_seed(node)}
 
-    def key(argument: Argument) -> tuple[bool, int]:
+    def key(argument: Argument) -> tuple[bool, bool, int]:
         place = declared.index(argument.name) if argument.name in declared else len(declared)
-        return argument.name in parameters, place
+        return argument.name in seeds, argument.name in parameters, place
 
     return key
 

@@ -9,14 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fuselab.ejection.calls import call_text
+from fuselab.ejection.calls import call_name, call_text, is_number
 from fuselab.ejection.capture import source_line
 from fuselab.ejection.copied import FOLDER
+from fuselab.ejection.dropout import RUNTIME
 from fuselab.ejection.fold import formatted
-from fuselab.ejection.regions import Cut, Region, call_name, is_number
+from fuselab.ejection.regions import Cut, Region
 from fuselab.ejection.returned import namedtuples_in, nodes_in, structure_text
-from fuselab.ejection.write import draw_text, example_case, package_files, test_text
-from fuselab.ejection.write_launchers import annotated
+from fuselab.ejection.write import (
+    draw_text,
+    example_case,
+    package_files,
+    reference_import,
+    test_text,
+)
+from fuselab.ejection.write_init import public_docstring, public_parameters
 from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_reference import reference_text
 from fuselab.ejection.write_standalone import operator_files, page_section, with_runtime
@@ -92,6 +99,7 @@ def _composed(cut: Cut, standalone: bool) -> str:
     imports = [
         "from fuselab.composition import Composition",
         f"from fuselab.op import {', '.join(contract)}",
+        *([] if standalone else _dropout_imports(cut)),
         *signature,
         "",
     ]
@@ -108,7 +116,7 @@ def _composed(cut: Cut, standalone: bool) -> str:
             *([""] if drawn or "torch." in case else []),
             *imports,
             *(f"from .{name}.op import OP as {name.upper()}" for name in regions),
-            "from .reference import reference",
+            reference_import(cut),
             f"from .steps import {cut.name}",
             "",
         ]
@@ -118,7 +126,7 @@ def _composed(cut: Cut, standalone: bool) -> str:
             for name in regions
             for line in (f"from .{name} import OP as {name.upper()}", f"from .{name} import {name}")
         )
-        head = _steps(cut, [*imports, *operators, "from .reference import reference"])
+        head = _steps(cut, [*imports, *operators, reference_import(cut)])
     lines = [
         *head,
         "",
@@ -132,6 +140,7 @@ def _composed(cut: Cut, standalone: bool) -> str:
         "    cases=(_EXAMPLE,),",
         *([f"    outputs={count},"] if (count := _tensors(cut)) != 1 else []),
         *(["    draw=draw,"] if drawn else []),
+        *(["    drawing=drawing,"] if cut.captured.seed is not None else []),
         *([f"    frozen={tuple(frozen)!r},".replace("'", '"')] if frozen else []),
         ")",
     ]
@@ -154,7 +163,7 @@ def _steps(cut: Cut, imports: Sequence[str] = ()) -> list[str]:
         "import torch",
         "from torch import Tensor",
         "",
-        *(imports or operators),
+        *(imports or [*_dropout_imports(cut), *operators]),
         "",
         "",
         *(f'{name} = namedtuple("{name}", {kind._fields!r})' for name, kind in classes.items()),
@@ -174,7 +183,7 @@ def _function(cut: Cut) -> str:
     for node in cut.captured.traced.graph.nodes:
         if is_number(node):
             names[node] = cut.sizes.value_text(node.meta["example_value"])
-    body = [line for step in cut.steps for line in _step(step, names)]
+    body = [line for step in cut.steps for line in _step(cut, step, names)]
     structure = cut.captured.returned.structure
     body.append(f"return {structure_text(structure, lambda node: names[cut.newest(node)])}")
     used = "\n".join(body)
@@ -183,9 +192,14 @@ def _function(cut: Cut) -> str:
         for line in cut.sizes.statements(cut.parameters)
         if _is_word(line.partition(" = ")[0], used)
     ]
+    told = "Compute what reference.py defines, with fused operators."
+    if cut.captured.seed is not None:
+        sizes.append(
+            f"{cut.captured.seed} = seed_tensor({cut.captured.seed}, {names[torch.device]})"
+        )
     return (
-        f"def {cut.name}({annotated(cut.parameters)}) -> Any:\n"
-        f'    """Compute what reference.py defines, with fused operators."""\n'
+        f"def {cut.name}({public_parameters(cut.captured)}) -> Any:\n"
+        f'    """{public_docstring(cut.captured, told)}"""\n'
         + textwrap.indent("\n".join([*sizes, *body]), "    ")
         + "\n"
     )
@@ -195,14 +209,28 @@ def _is_word(word: str, text: str) -> bool:
     return word in text.replace("(", " ").replace(")", " ").replace(",", " ").split()
 
 
-def _step(step: Region | fx.Node, names: Mapping[Any, str]) -> list[str]:
+def _step(cut: Cut, step: Region | fx.Node, names: Mapping[Any, str]) -> list[str]:
     if isinstance(step, Region):
-        given = ", ".join(names[one] for one in step.inputs)
+        given = [names[one] for one in step.inputs]
+        own = step.package.captured.seed
+        if own is not None:
+            given.append(f"{own}={cut.captured.seed}")
         results = ", ".join(names[one] for one in step.outputs)
-        return [f"{results} = {step.name}({given})"]
-    if not step.users:
-        return [call_text(step, names)]
-    return [f"{names[step]} = {call_text(step, names)}"]
+        return [f"{results} = {step.name}({', '.join(given)})"]
+    text = call_text(step, names)
+    line = f"{names[step]} = {text}" if step.users else text
+    if step in cut.numbers:
+        return [f"with SeededDropout({cut.captured.seed}, ({cut.numbers[step]},)):", f"    {line}"]
+    return [line]
+
+
+def _dropout_imports(cut: Cut) -> list[str]:
+    """Return the line that imports what the function makes seeds and masks with."""
+    if cut.captured.seed is None:
+        return []
+    is_called = any(step in cut.numbers for step in cut.calls)
+    names = [*(["SeededDropout"] if is_called else []), "seed_tensor"]
+    return [f"from {RUNTIME} import {', '.join(names)}"]
 
 
 # --- the page -------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import functools
 import torch
 
 from fuselab.ejection import lower
-from fuselab.ejection.capture import COMPOSED
+from fuselab.ejection.definitions import COMPOSED
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 # Operators that have another name in a graph.
@@ -16,6 +16,8 @@ _IN_A_GRAPH = {
     "cudnn_batch_norm_backward": "native_batch_norm_backward",
     "native_batch_norm": "_native_batch_norm_legit",
 }
+# Dropout on a GPU, whose mask a kernel computes from a seed.
+_DROPOUT = frozenset(("native_dropout", "native_dropout_backward"))
 # Copies into a tensor, which become part of the kernel that computes what is copied.
 _COPIES = frozenset(("copy", "fill", "zero"))
 
@@ -28,7 +30,7 @@ def is_covered(name: str) -> bool:
     packet = getattr(torch.ops.aten, _IN_A_GRAPH.get(short, short), None)
     if packet is None:
         return False
-    if short in _COPIES or lower.has_lowering(packet):
+    if short in _COPIES or short in _DROPOUT or lower.has_lowering(packet):
         return True
     composed = {getattr(one, "overloadpacket", one) for one in COMPOSED}
     return packet in composed or any(

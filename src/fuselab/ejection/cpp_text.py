@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from fuselab.ejection.loops import Kind
+from fuselab.ejection.loops import Constant, Expression, Kind
 
 KEYWORDS = frozenset(
     """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t
@@ -60,6 +60,11 @@ def constant_text(value: float | int | bool, kind: Kind) -> str:
     if value in (float("inf"), float("-inf")):
         return "Real(INFINITY)" if value > 0 else "Real(-INFINITY)"
     return f"Real({int(value)})" if value == int(value) and abs(value) < 1e6 else f"Real({value!r})"
+
+
+def word_texts(words: Sequence[Expression]) -> list[str]:
+    """Return constants as numbers of 32 bits."""
+    return [f"{one.value}u" for one in words if isinstance(one, Constant)]
 
 
 def applied(template: str, texts: Sequence[str]) -> str:

@@ -43,8 +43,9 @@ def eject(
 ) -> Path:
     """Write the kernel package of ``function`` to the folder ``out`` and return its path.
 
-    Where a part of the function cannot become a kernel (a matrix product, dropout), the folder
-    holds a package for each chain of other calls, and ``composed.py``, the function over them.
+    Where a part of the function cannot become a kernel (a matrix product), the folder holds a
+    package for each chain of other calls, and ``composed.py``, the function over them. Dropouts
+    take their masks from a seed, a further argument.
 
     Args:
         function: plain PyTorch or an ``nn.Module``, without control flow that depends on values of

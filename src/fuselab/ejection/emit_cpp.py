@@ -18,6 +18,7 @@ from fuselab.ejection.cpp_text import (
     constant_text,
     filled,
     filled_list,
+    word_texts,
 )
 from fuselab.ejection.cpp_values import is_power_of_two, is_scalar, takes_long
 from fuselab.ejection.functions import (
@@ -56,7 +57,9 @@ def source(title: str, plans: Sequence[KernelPlan]) -> str:
     """Return the text of ``cpu_kernels.cpp``. Raises EjectError for a name that C++ does not
     allow."""
     kernels = "\n\n".join(_Kernel(plan).text() for plan in plans)
-    return f'// {title}\n\n#include "cpu_sweep.h"\n\nnamespace kernels {{\n\n{kernels}\n\n}}\n'
+    headers = ["cpu_sweep.h", *(["cpu_dropout.h"] if "math::kept<" in kernels else [])]
+    included = "\n".join(f'#include "{name}"' for name in sorted(headers))
+    return f"// {title}\n\n{included}\n\nnamespace kernels {{\n\n{kernels}\n\n}}\n"
 
 
 class _Kernel:
@@ -521,6 +524,9 @@ class _Kernel:
                 template = template.replace("where", "where_integer<V>")
             return applied(template, texts)
         kind = one.kind
+        if one.function == "kept":
+            seed, position = (self.value(operand, "int") for operand in one.operands[:2])
+            return applied(CPP["kept"], [seed, position, *word_texts(one.operands[2:])])
         if one.function in _COMPARISONS:
             kind = next(kind for kind in ("float", "int", "bool") if kind in kinds)
         function = _OF_MASKS.get(one.function, one.function) if kind == "bool" else one.function

@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from fuselab.ejection.cpp_text import word_texts
 from fuselab.ejection.functions import CUDA, CUDA_POWERS, CUDA_REDUCTIONS
 from fuselab.ejection.loops import (
     Apply,
@@ -61,7 +62,9 @@ _TILING = """\
 def source(title: str, plans: Sequence[KernelPlan]) -> str:
     """Return the text of ``cuda_kernels.cu``."""
     kernels = "\n".join(_Kernel(plan).text() for plan in plans)
-    return f'// {title}\n//\n{_TILING}\n#include "cuda_sweep.h"\n\n{kernels}'
+    headers = [*(["cuda_dropout.h"] if "philox::kept(" in kernels else []), "cuda_sweep.h"]
+    included = "\n".join(f'#include "{name}"' for name in reversed(headers))
+    return f"// {title}\n//\n{_TILING}\n{included}\n\n{kernels}"
 
 
 def can_split(plan: KernelPlan) -> bool:
@@ -488,6 +491,8 @@ class _Kernel:
         """Return the texts of operands, converted where C++ would compute in another type."""
         kinds = [element_kind(operand) for operand in operands]
         plain = [self.value(operand) for operand in operands]
+        if one.function == "kept":
+            return [*plain[:2], *word_texts(operands[2:])]
         if one.function.startswith("to_") or one.function == "not":
             return plain
         if one.function == "where":

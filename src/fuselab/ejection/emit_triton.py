@@ -33,6 +33,8 @@ def source(title: str, plans: Sequence[KernelPlan]) -> str:
     if "libdevice." in whole:
         lines.append("from triton.language.extra import libdevice")
     lines.append("")
+    if "philox." in whole:
+        lines.append("from fuselab.runtime import triton_dropout as philox")
     if "math." in whole:
         lines.append("from fuselab.runtime import triton_math as math")
     helpers = [name for name in KERNEL_FUNCTIONS if re.search(rf"(?<![.\w]){name}(?=[(,)])", whole)]

@@ -38,6 +38,7 @@ TRITON: dict[str, str] = {
     "invert": "~{0}",
     "isinf": "tl.abs({0}) == float('inf')",
     "isnan": "{0} != {0}",
+    "kept": "philox.kept({0}, {1}, {2}, {3})",
     "le": "{0} <= {1}",
     "lgamma": "libdevice.lgamma({0})",
     "log": "math.log({0}, ROUNDED)",
@@ -135,6 +136,7 @@ CPP: dict[str, str] = {
     "invert": "~{0}",
     "isinf": "math::abs({0}) == Real(INFINITY)",
     "isnan": "{0} != {0}",
+    "kept": "math::kept<V>({0}, {1}, {2}, {3})",
     "le": "{0} <= {1}",
     "lgamma": "math::lgamma({0})",
     "log": "math::log({0})",
@@ -185,7 +187,7 @@ CPP_CASTS: dict[tuple[str, str], str] = {
 CPP_DIVISIONS = frozenset({"div", "reciprocal", "rsqrt", "sqrt"})
 CPP_SLOW = CPP_DIVISIONS | frozenset(
     """acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 fmod
-    hypot lgamma log log10 log1p log2 pow sigmoid sin sinh tan tanh trigamma""".split()  # noqa: SIM905
+    hypot kept lgamma log log10 log1p log2 pow sigmoid sin sinh tan tanh trigamma""".split()  # noqa: SIM905
 )
 
 # The class of ``cpu_sweep.h`` for each reduction.
@@ -224,6 +226,7 @@ CUDA: dict[str, str] = {
     "invert": "~{0}",
     "isinf": "fabs({0}) == infinity<Real>()",
     "isnan": "{0} != {0}",
+    "kept": "philox::kept({0}, {1}, {2}, {3})",
     "le": "{0} <= {1}",
     "lgamma": "lgamma({0})",
     "log": "log({0})",

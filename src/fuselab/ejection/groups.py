@@ -21,7 +21,8 @@ RESULT = "result"
 # A region of one call is worth a kernel only if eager PyTorch computes the call in several passes.
 SEVERAL_PASSES = frozenset(
     (
-        "batch_norm", "cosine_similarity", "cross_entropy", "glu", "group_norm", "huber_loss",
+        "alpha_dropout", "batch_norm", "cosine_similarity", "cross_entropy", "dropout", "dropout1d",
+        "dropout2d", "dropout3d", "feature_alpha_dropout", "glu", "group_norm", "huber_loss",
         "instance_norm", "layer_norm", "log_softmax", "logsumexp", "normalize", "rms_norm",
         "smooth_l1_loss", "softmax", "std", "var",
     )

@@ -32,6 +32,7 @@ from fuselab.ejection.loops import (
 from fuselab.ejection.parts import regrouped
 from fuselab.ejection.steps import FxNode, arguments_of, at_line, expression_of, kind_of
 from fuselab.errors import EjectError
+from fuselab.runtime.dropout import last_dropped
 
 aten = torch.ops.aten
 
@@ -216,6 +217,16 @@ class _Lowering(Arithmetic):
             function=SCALAR_ARITHMETIC[target],
             operands=self.values(node.args),
         )
+
+    def op_kept(self, node: FxNode) -> Node:
+        """Return the mask of a dropout: a function of the seed and of the position in it."""
+        seed, number, _, p = node.args
+        common = self.common(node)
+        along = (sympy.prod(list(common["sizes"])),)
+        position = Along("position", along, "int", common["line"], False, 0)
+        place = View("position", common["sizes"], "int", common["line"], False, position, regrouped)
+        last = Constant(last_dropped(p))
+        return self.pointwise(node, "kept", (self.known[seed], place, Constant(number), last))
 
     # --- reductions that are no sum
 

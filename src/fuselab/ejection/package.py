@@ -15,9 +15,8 @@ from fuselab.ejection.capture import (
     Captured,
     argument_name,
     capture,
-    definitions_in_formulas,
-    definitions_in_kernels,
 )
+from fuselab.ejection.definitions import definitions_in_formulas, definitions_in_kernels
 from fuselab.ejection.exact_sizes import exact_size
 from fuselab.ejection.hand_over import with_handed_over
 from fuselab.ejection.kernels import Kernel, in_order, schedule, without_floors
@@ -240,13 +239,15 @@ def planned_package(
     name: str,
     inference: bool = False,
     frozen: Collection[str] = (),
+    numbers: Sequence[int] | None = None,
 ) -> Package:
     """Capture ``function`` with example arguments and decide its kernels.
 
-    The arguments named in ``frozen`` get no gradient. Raises EjectError.
+    The arguments named in ``frozen`` get no gradient. The dropouts of the function have
+    ``numbers``, from 0 on by default. Raises EjectError.
     """
     captured, formulas = (
-        capture(function, args, keywords, name, inference, definitions, frozen)
+        capture(function, args, keywords, name, inference, definitions, frozen, numbers)
         for definitions in (definitions_in_kernels(), definitions_in_formulas())
     )
     _refuse_lost_rounding(formulas)

@@ -48,8 +48,8 @@ _DIMS = {
 _TAKEN = {
     *("rows", "columns", "row", "column", "element", "exists", "is_row", "is_column", "block"),
     *("first", "end", "start", "sizes", "row_sizes", "column_sizes", "partials"),
-    *("tl", "triton", "libdevice", "math", "numel", "offset", "load", "tile", "larger", "smaller"),
-    *("product", "position_of", "range", "float"),
+    *("tl", "triton", "libdevice", "math", "philox", "numel", "offset", "load", "tile"),
+    *("larger", "smaller", "product", "position_of", "range", "float"),
     *("sums", "shares", "turn", "first_turn", "end_turn", "turn_partials"),
 }
 

@@ -24,8 +24,15 @@ import torch
 from torch import Tensor, fx
 from torch._ops import HigherOrderOperator
 
-from fuselab.ejection.calls import INFIX, call_text, without_kept_inputs
+from fuselab.ejection.calls import (
+    INFIX,
+    call_name,
+    call_text,
+    is_number,
+    without_kept_inputs,
+)
 from fuselab.ejection.capture import Captured, argument_name, source_line, trace
+from fuselab.ejection.dropout import dropouts_in, drops
 from fuselab.ejection.from_text import function_of
 from fuselab.ejection.groups import ARRANGING, groups_worth_a_kernel
 from fuselab.ejection.kernels import DoesNotFitError
@@ -43,7 +50,8 @@ HEAVY = frozenset(
         "tensordot",
     )
 )  # fmt: skip
-# Calls that read or write the state of the random number generator: their order must stay.
+# Calls that read or write the state of the random number generator: their order must stay. The
+# masks of dropouts follow from a seed, in any order.
 RANDOM = frozenset(
     (
         "alpha_dropout", "bernoulli", "dropout", "dropout1d", "dropout2d", "dropout3d",
@@ -84,6 +92,7 @@ class _Part:
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
     function: FunctionType
+    numbers: tuple[int, ...]  # of its dropouts
 
     def planned(self, inference: bool) -> Region:
         """Return the part with its kernels. Raises EjectError."""
@@ -95,7 +104,9 @@ class _Part:
         ]
         examples = [_example(_value(one)) for one in self.inputs]
         name = self.function.__name__
-        package = planned_package(self.function, examples, {}, name, inference, frozen)
+        package = planned_package(
+            self.function, examples, {}, name, inference, frozen, self.numbers
+        )
         return Region(self.calls, self.inputs, self.outputs, package)
 
 
@@ -105,7 +116,8 @@ class Cut:
 
     ``newer`` has what took the place of a tensor that the code writes over; ``reasons`` says of
     calls why they cannot become kernels; ``frozen`` names the arguments that
-    get no gradient, such as the running statistics of a batch norm.
+    get no gradient, such as the running statistics of a batch norm; ``numbers`` has those of the
+    dropouts.
     """
 
     captured: Captured
@@ -115,6 +127,7 @@ class Cut:
     newer: Mapping[fx.Node, fx.Node]
     reasons: Mapping[fx.Node, str] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
+    numbers: Mapping[fx.Node, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -171,13 +184,6 @@ def cut(
     return _Cutter(traced, inference).cut()
 
 
-def call_name(node: fx.Node) -> str:
-    """Return the plain name of what a node calls: ``relu`` for ``F.relu``, ``.relu`` and more."""
-    if node.op == "call_method":
-        return str(node.target)
-    return str(getattr(node.target, "__name__", node.target))
-
-
 def _sentence(error: Exception) -> str:
     return str(error).partition(" (")[0].partition(";")[0] or "it fits no kernel"
 
@@ -186,18 +192,13 @@ def _value(node: fx.Node) -> Any:
     return node.meta.get("example_value")
 
 
-def is_number(node: fx.Node) -> bool:
-    """Return whether a node is a number, such as a size, or the shape of a tensor."""
-    value = _value(node)
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.Size, int, float, bool))
-
-
 class _Cutter:
     def __init__(self, traced: Captured, inference: bool) -> None:
         self.traced = traced
         self.inference = inference
         self.graph = traced.traced.graph
         _drop_assertions(self.graph)
+        self.numbers = {node: place for place, node in enumerate(dropouts_in(self.graph))}
         self.newer = without_kept_inputs(self.graph)
         self.newer |= _without_in_place(self.graph)
         self.sizes = Sizes(traced)
@@ -278,6 +279,7 @@ class _Cutter:
             self.newer,
             self.reasons,
             frozen,
+            self.numbers,
         )
 
     def _is_known(self, number: fx.Node) -> bool:
@@ -345,6 +347,7 @@ class _Cutter:
         """Return some calls as a function, or None if they read a size that is none of their
         inputs'."""
         held = set(calls)
+        drops = held.intersection(self.numbers)
         read = dict.fromkeys(one for node in calls for one in _tensors_read(node))
         inputs = tuple(one for one in read if one not in held)
         outputs = tuple(
@@ -374,7 +377,8 @@ class _Cutter:
             first = "" if isinstance(_value(outputs[0]), Tensor) else "[0]"
             result = f"torch.neg({result}{first})"
         text = "\n".join([f"def {name}({given}):", *lines, f"    return {result}", ""])
-        return _Part(tuple(calls), inputs, outputs, function_of(name, text))
+        numbers = tuple(self.numbers[node] for node in self.graph.nodes if node in drops)
+        return _Part(tuple(calls), inputs, outputs, function_of(name, text), numbers)
 
     def ordered(self, regions: Sequence[Region]) -> tuple[Region | fx.Node, ...]:
         """Return regions and calls such that each comes after those that it needs, and otherwise
@@ -450,7 +454,8 @@ def _is_unusual(value: Any) -> bool:
 
 
 def _keeps_its_place(node: fx.Node) -> bool:
-    return call_name(node) in RANDOM or _writes(node) is not None
+    is_random = call_name(node) in RANDOM and not drops(node)
+    return is_random or _writes(node) is not None
 
 
 def _writes(node: fx.Node) -> fx.Node | None:

@@ -127,7 +127,7 @@ def _imports(package: Package, has_gradient: bool) -> str:
         "",
         "from . import triton_kernels",
         *gradient_import(package),
-        "from .reference import reference",
+        reference_import(package),
         "",
     ]
     return "\n".join(lines)
@@ -146,9 +146,19 @@ def gradient_import(package: Package) -> list[str]:
     return [f"from .gradient import {', '.join(names)}"] if package.backward else []
 
 
+def reference_import(package: Package | Cut) -> str:
+    """Return the line that imports the reference, and what ``bench`` times in its place."""
+    names = ["reference"] if package.captured.seed is None else ["drawing", "reference"]
+    return f"from .reference import {', '.join(names)}"
+
+
 def draw_text(package: Package | Cut) -> str:
     """Return the text of ``draw``; empty where valid values cannot be known (integers)."""
-    if any(not one.tensor.is_floating_point() for one in package.captured.arguments):
+    seed = package.captured.seed
+    if any(
+        not one.tensor.is_floating_point() and one.name != seed
+        for one in package.captured.arguments
+    ):
         return ""
     multiples = {name: f"{count} * " for name, count in factors(package.multiples).items()}
     least = {name: f" + {count}" for name, count in package.least.items()}
@@ -157,7 +167,10 @@ def draw_text(package: Package | Cut) -> str:
         size = f"source.size(){least.get(name, '')}"
         is_factor = name in multiples and name in least
         lines.append(f"    {name} = {multiples.get(name, '')}{f'({size})' if is_factor else size}")
-    tensors = [f"        source.tensor({', '.join(dims)})," for _, dims in patterns(package)]
+    drawn = {name: f"source.tensor({', '.join(dims)})" for name, dims in patterns(package)}
+    if seed is not None:
+        drawn[seed] = "source.integers(low=0, high=2**63 - 1)"
+    tensors = [f"        {text}," for text in drawn.values()]
     body = [
         "def _drawn(source: Draw) -> tuple[Tensor, ...]:",
         *lines,
@@ -254,7 +267,8 @@ def example_values(package: Package | Cut) -> list[str]:
             values.append(f"torch.randn({shape}, generator=generator).to(device, dtype)")
         else:
             low, high = package.captured.ranges.get(argument.name, (0, 1))
-            drawn = f"torch.randint({low}, {high + 1}, {shape}, generator=generator)"
+            end = "2**63 - 1" if argument.name == package.captured.seed else high + 1
+            drawn = f"torch.randint({low}, {end}, {shape}, generator=generator)"
             values.append(f"{drawn}.to(device, {argument.tensor.dtype})")
     return values
 
@@ -295,6 +309,7 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
     tuned = '"triton": configs' + (', "triton_backward": configs' if has_gradient else "")
     last = "    draw=draw,\n" if draw_text(package) else ""
     last += "    autocast=autocast,\n" if autocast_text(package) else ""
+    last += "    drawing=drawing,\n" if package.captured.seed is not None else ""
     last += f'    nondeterministic="{UNORDERED}",\n' if package.is_unordered else ""
     return f"""\
 OP = FusedOp(

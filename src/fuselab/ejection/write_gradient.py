@@ -13,6 +13,7 @@ from torch import fx
 
 from fuselab.ejection.calls import INFIX
 from fuselab.ejection.capture import Captured, with_sources
+from fuselab.ejection.dropout import KEPT, RUNTIME
 from fuselab.ejection.lower import constant_tensor
 from fuselab.ejection.package import Package
 from fuselab.ejection.plan import Sizes
@@ -39,6 +40,9 @@ def gradient_text(package: Package) -> str:
             f"\n\n    What the forward has kept ({kept}) is computed again, such that second "
             "derivatives\n    flow through it.\n    "
         )
+    imported = "from fuselab.runtime.sweep import arithmetic_dtype"
+    if captured.seed is not None:
+        imported = f"from {RUNTIME} import dropout_mask\n{imported}"
     head = f'''\
 """The gradient of {package.name} as PyTorch formulas; second derivatives are theirs."""
 
@@ -49,7 +53,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fuselab.runtime.sweep import arithmetic_dtype
+{imported}
 
 aten = torch.ops.aten
 
@@ -187,6 +191,8 @@ def _call(node: fx.Node, names: Mapping[Any, str], sizes: Sizes) -> str:
         for key, value in node.kwargs.items()
         if key not in _OMITTED
     ]
+    if target is KEPT:
+        return f"dropout_mask({', '.join(arguments)})"
     name = str(target)
     return f"{name if name.startswith('aten.') else f'torch.ops.{name}'}({', '.join(arguments)})"
 

@@ -12,7 +12,8 @@ import torch
 from torch import fx
 
 from fuselab.ejection.calls import call_text
-from fuselab.ejection.capture import argument_name
+from fuselab.ejection.capture import Captured, argument_name
+from fuselab.ejection.dropout import RUNTIME
 from fuselab.ejection.package import Package
 from fuselab.ejection.plan import Namer
 from fuselab.ejection.returned import (
@@ -28,7 +29,7 @@ from fuselab.ejection.write_reference import defined_in_reference
 def init_text(package: Package) -> str:
     """Return the text of ``__init__.py``."""
     name = package.name
-    if package.is_plain and not package.is_constant:
+    if package.is_plain and not package.is_constant and package.captured.seed is None:
         return f'''\
 """{name}, ejected from plain PyTorch by fuselab."""
 
@@ -40,7 +41,7 @@ from .op import OP
 
 __all__ = ["OP", "{name}"]
 '''
-    imports = ["import fuselab", "", "from .op import OP"]
+    imports = ["import fuselab", *seed_import(package), "", "from .op import OP"]
     return public_text(package, imports, "_operator = fuselab.operator(OP)\n", ["OP"])
 
 
@@ -50,6 +51,8 @@ def public_text(
     """Return the text of a module with the public function. ``imports`` and the statement
     ``operator`` make ``_operator`` known; ``published`` are further names for users."""
     name = package.name
+    given = public_parameters(package.captured)
+    told = f"Compute {name} by its kernels, and return what the ejected function returns."
     return f'''\
 """{name}, ejected from plain PyTorch by fuselab."""
 
@@ -59,8 +62,8 @@ from __future__ import annotations
 
 {operator}{_named_tuples(package)}
 
-def {name}({_parameters(package)}, *, implementation: str = "auto") -> Any:
-    """Compute {name} by its kernels, and return what the ejected function returns."""
+def {name}({given}, *, implementation: str = "auto") -> Any:
+    """{public_docstring(package.captured, told)}"""
 {textwrap.indent(_body(package), "    ")}
 
 
@@ -68,8 +71,26 @@ __all__ = [{", ".join(f'"{one}"' for one in (*published, name))}]
 '''
 
 
-def _parameters(package: Package) -> str:
-    return ", ".join(f"{name}: Tensor" for name in package.parameters)
+def public_parameters(captured: Captured) -> str:
+    """Return the parameters of a public function: the user's, and the seed of dropouts."""
+    given = [f"{name}: Tensor" for name in captured.of_users]
+    seeds = [] if captured.seed is None else [f"{captured.seed}: int | Tensor | None = None"]
+    return ", ".join([*given, *seeds])
+
+
+def public_docstring(captured: Captured, told: str) -> str:
+    """Return the docstring of a public function, without its quotes, which begins with ``told``."""
+    if captured.seed is None:
+        return told
+    return (
+        f"{told}\n\n    Dropouts take their masks from ``{captured.seed}``, equal ones from equal "
+        "seeds; None draws a seed\n    from PyTorch's generator.\n    "
+    )
+
+
+def seed_import(package: Package) -> list[str]:
+    """Return the line that imports what the public function makes a seed with."""
+    return [] if package.captured.seed is None else [f"from {RUNTIME} import seed_tensor"]
 
 
 def _imports(package: Package, imports: Sequence[str]) -> str:
@@ -111,6 +132,9 @@ def _body(package: Package) -> str:
     called = ", ".join(f"{name}{behind}" for name in package.parameters)
     outputs = ", ".join(package.output_names)
     lines = [f"{outputs} = _operator({called}, implementation=implementation)"]
+    if package.captured.seed is not None:
+        seed, like = package.captured.seed, package.parameters[0]
+        lines.insert(0, f"{seed} = seed_tensor({seed}, {like}.device)")
     # The operator's last outputs are the new values of the arguments that are written over.
     names: dict[fx.Node, str] = dict(
         zip(package.returned.results, package.output_names, strict=False)

@@ -20,8 +20,8 @@ def module_text(captured: Captured) -> str:
         for node in captured.traced.graph.find_nodes(op="placeholder")
         if (mangled := _mangled(str(node.target))) in places
     }
-    inputs = [name for name in captured.parameters if name not in held]
-    given = ", ".join(held.get(name, name) for name in captured.parameters)
+    inputs = [name for name in captured.of_users if name not in held]
+    given = ", ".join(held.get(name, name) for name in captured.of_users)
     annotated = ", ".join(f"{name}: Tensor" for name in inputs)
     label = type(module).__name__
     mode, other = ("train", "eval") if module.training else ("eval", "train")

@@ -13,6 +13,7 @@ import torch
 
 from fuselab.ejection.calls import call_text
 from fuselab.ejection.capture import Captured, argument_name
+from fuselab.ejection.dropout import RUNTIME
 from fuselab.ejection.plan import Sizes
 from fuselab.ejection.returned import CONSTANTS, namedtuples_in, structure_text
 
@@ -23,7 +24,6 @@ def reference_text(captured: Captured, outputs: Sequence[str]) -> str:
     """Return the text of ``reference.py``. The reference returns the flat results of the operator,
     which are named ``outputs``; without names, what the function returns."""
     function = captured.function
-    annotated = ", ".join(f"{name}: Tensor" for name in captured.parameters)
     copied = _copied(function, captured) if isinstance(function, FunctionType) else None
     importing = "" if outputs else "from typing import Any\n\n"
     if copied is not None:
@@ -39,10 +39,9 @@ from __future__ import annotations
 {sources}
 
 
-def reference({annotated}) -> {outputs_type(len(outputs))}:
-    """Compute {called}."""
-{textwrap.indent(_taken_apart(captured, outputs, called), "    ")}
+{_functions(captured, outputs, f"Compute {called}", _taken_apart(captured, outputs, called))}
 '''
+    told = f"Compute {captured.name}; parameters and buffers of the module are arguments"
     return f'''\
 """The definition of {captured.name}: what {_label(function)} calls, one step after the other."""
 
@@ -50,16 +49,42 @@ from __future__ import annotations
 
 {importing}import torch
 from torch import Tensor
+{_import_of_replay(captured)}
 
-
-def reference({annotated}) -> {outputs_type(len(outputs))}:
-    """Compute {captured.name}; parameters and buffers of the module are arguments."""
-{textwrap.indent(_traced(captured, outputs), "    ")}
+{_functions(captured, outputs, told, _traced(captured, outputs))}
 '''
 
 
 def _label(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
+
+
+def _import_of_replay(captured: Captured) -> str:
+    """Return the lines that import what ``_functions`` writes; empty where nothing is dropped."""
+    return "" if captured.seed is None else f"\nfrom {RUNTIME} import SeededDropout\n"
+
+
+def _functions(captured: Captured, outputs: Sequence[str], told: str, body: str) -> str:
+    """Return the function ``reference``, whose docstring begins with ``told``. One that drops
+    elements replays, from the seed, the function ``drawing`` with PyTorch's own dropouts."""
+    annotated = ", ".join(f"{name}: Tensor" for name in captured.parameters)
+    head = f"({annotated}) -> {outputs_type(len(outputs))}:"
+    body = textwrap.indent(body, "    ")
+    if captured.seed is None:
+        return f'def reference{head}\n    """{told}."""\n{body}'
+    numbers = ""
+    if captured.numbers != (*range(len(captured.numbers)),):
+        numbers = f", {captured.numbers}"
+    return f'''\
+def drawing{head}
+    """{told}. PyTorch draws its masks."""
+{body}
+
+
+def reference{head}
+    """Compute ``drawing`` with the masks that follow from ``{captured.seed}``."""
+    with SeededDropout({captured.seed}{numbers}):
+        return drawing({", ".join(captured.parameters)})'''
 
 
 # --- a function's own code ------------------------------------------------------------------------
@@ -107,10 +132,10 @@ def _call_of(function: FunctionType, captured: Captured) -> str | None:
     texts: list[str] = []
     by_name = False
     parameters = inspect.signature(function).parameters
-    if [name for name in parameters if name in captured.parameters] != [*captured.parameters]:
+    if [name for name in parameters if name in captured.of_users] != [*captured.of_users]:
         return None
     for name, parameter in parameters.items():
-        if name in captured.parameters:
+        if name in captured.of_users:
             value = name
         elif name in captured.fixed:
             fixed = captured.fixed[name]
@@ -177,6 +202,7 @@ def _copied(function: FunctionType, captured: Captured) -> tuple[str, str, str] 
     constants = [line for line in lines if "import" not in line.split()]
     lines = [line for line in lines if line not in constants]
     head = "\n".join([*lines, *([""] if constants else []), *constants])
+    head = f"{head}\n{_import_of_replay(captured)}".rstrip()
     return head, "\n\n\n".join(reversed(sources.values())), called
 
 

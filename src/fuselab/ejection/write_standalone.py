@@ -33,8 +33,9 @@ from fuselab.ejection.write import (
     example_values,
     gradient_import,
     kernel_files,
+    reference_import,
 )
-from fuselab.ejection.write_init import public_text
+from fuselab.ejection.write_init import public_text, seed_import
 from fuselab.ejection.write_launchers import DEVICES, launcher_parts, triton_names
 from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_page import page_text
@@ -103,7 +104,8 @@ and `fuselab bench`.
 
 
 def _init(package: Package) -> str:
-    return public_text(package, ["from .launchers import operator as _operator"], "")
+    imports = ["from .launchers import operator as _operator", *seed_import(package)]
+    return public_text(package, imports, "")
 
 
 def _launchers(package: Package) -> str:
@@ -208,7 +210,7 @@ def _op(package: Package, runtime: str) -> str:
         "",
         *gradient_import(package),
         f"from .launchers import {', '.join(sorted(launchers))}",
-        "from .reference import reference",
+        reference_import(package),
         f"from {runtime}.triton_sweep import configs",
         f"from {runtime}.tuning import choose_by",
         "",

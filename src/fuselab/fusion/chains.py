@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from fuselab.ejection.calls import INFIX, call_text
+from fuselab.ejection.dropout import drops
 from fuselab.ejection.groups import (
     ARRANGING,
     RESULT,
@@ -29,6 +30,7 @@ from fuselab.ejection.regions import HEAVY, RANDOM
 from fuselab.fusion.expression import is_fused
 from fuselab.fusion.layers import Form, form_of
 from fuselab.fusion.trace import Traced
+from fuselab.runtime.dropout import DROPOUTS
 
 _MODULES_OF_CALLS = ("torch", "_operator", "builtins")
 _STATISTICS = ("running_mean", "running_var")
@@ -44,7 +46,8 @@ class Chain:
     ``text`` is its Python text under the name ``{name}``. ``frozen`` are the parameters that
     PyTorch does not differentiate: running statistics. Those of the buffers ``updated``, given by
     their paths, get new values, which the function returns after its outputs; the buffers
-    ``counters`` count the call.
+    ``counters`` count the call. Where the chain ``drops`` elements, its operator takes a seed after
+    the inputs.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -56,6 +59,7 @@ class Chain:
     frozen: tuple[str, ...]
     updated: tuple[str, ...] = ()
     counters: tuple[str, ...] = ()
+    drops: bool = False
 
     @property
     def chain(self) -> str:
@@ -120,9 +124,11 @@ class ChainFinder:
             refused = refused | apart
 
     def _apart(self, group: Sequence[fx.Node]) -> Iterator[fx.Node]:
-        """Yield the nodes of a group that share a tuple of tensors with a call outside: a kernel
-        takes and returns tensors alone."""
+        """Yield the nodes of a group that share a tuple of tensors with a call outside, because a
+        kernel takes and returns tensors alone; and its dropouts but the first, because the proof
+        gives all dropouts of a model one mask, that with number 0."""
         held = set(group)
+        yield from [node for node in group if self.drops(node)][1:]
         for node in group:
             used = node.all_input_nodes
             is_read_outside = self.is_tuple(node) and not held.issuperset(node.users)
@@ -249,7 +255,18 @@ class ChainFinder:
     def keeps_its_place(self, node: fx.Node) -> bool:
         """Return whether a call's order among others of its kind matters."""
         is_layer = node.op == "call_module" and node not in self.forms
-        return is_layer or self.name_of(node) in RANDOM or node in self.writing
+        return is_layer or self.draws(node) or node in self.writing
+
+    def draws(self, node: fx.Node) -> bool:
+        """Return whether a call draws random numbers whose order matters: not a dropout that a
+        kernel may compute."""
+        return self.name_of(node) in RANDOM and not self.drops(node)
+
+    def drops(self, node: fx.Node) -> bool:
+        """Return whether a call drops elements in training."""
+        if node in self.forms:
+            return self.forms[node].name in DROPOUTS
+        return drops(node)
 
     @cached_property
     def writing(self) -> set[fx.Node]:
@@ -298,7 +315,7 @@ class ChainFinder:
 
     def _may_join(self, node: fx.Node) -> bool:
         name = self.name_of(node)
-        if is_fused(node) or name in HEAVY or name in RANDOM:
+        if is_fused(node) or name in HEAVY or self.draws(node):
             return False
         if node.op == "call_module" and node not in self.forms:
             return False
@@ -377,6 +394,7 @@ class ChainFinder:
             tuple(dict.fromkeys(self._statistics(nodes, names, inputs))),
             tuple(map(str, updated)),
             tuple(counters),
+            any(map(self.drops, nodes)),
         )
 
     def _statistics(

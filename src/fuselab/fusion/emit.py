@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from fuselab.errors import ArgumentError, DtypeError
 from fuselab.fusion.chains import Chain, ChainFinder
 from fuselab.fusion.closures import rebind_attributes
+from fuselab.fusion.equal_dropout import seed_of_call
 from fuselab.fusion.expression import (
     Apply,
     Attribute,
@@ -66,8 +67,11 @@ def of_match(match: Match) -> Callable[..., Any]:
     return guarded(match.op, lambda *values: inputs_of(**dict(zip(names, values, strict=True))))
 
 
-def of_chain(op: FusedOp) -> Callable[..., Any]:
-    """Return the guarded call of an operator that was written for a chain."""
+def of_chain(op: FusedOp, chain: Chain) -> Callable[..., Any]:
+    """Return the guarded call of an operator that was written for a chain: with a new seed in every
+    call, where the chain drops elements."""
+    if chain.drops:
+        return guarded(op, lambda *values: Inputs((*values, seed_of_call(values[0].device))))
     return guarded(op, lambda *values: Inputs(values))
 
 
@@ -217,7 +221,7 @@ class ChainRegion(Region):
         return _joined([_copied(graph, node, known) for node in self.chain.outputs])
 
     def _emit_after(self, graph: fx.Graph, known: dict[fx.Node, fx.Node]) -> Any:
-        return _joined(emit_chain(graph, self.chain, known, of_chain(self.op)))
+        return _joined(emit_chain(graph, self.chain, known, of_chain(self.op, self.chain)))
 
 
 def _joined(outputs: Sequence[fx.Node]) -> Any:
@@ -291,7 +295,7 @@ def with_chains(traced: Traced, finder: ChainFinder, kept: Mapping[Chain, FusedO
         for place in chain.inputs:
             if isinstance(place, fx.Node):
                 visit(place)
-        outputs = emit_chain(graph, chain, known, of_chain(kept[chain]))
+        outputs = emit_chain(graph, chain, known, of_chain(kept[chain], chain))
         for output, made in zip(chain.outputs, outputs, strict=True):
             made.stack_trace = output.stack_trace
             known[output] = made

@@ -23,6 +23,7 @@ from fuselab.inspect.work_kinds import DISPATCH_BYTES
 from fuselab.measure.steady_step import step
 from fuselab.op import FusedOp
 from fuselab.runtime import fallback, rehearsal
+from fuselab.runtime.dropout import seed_tensor
 
 
 @dataclass
@@ -53,8 +54,10 @@ class Written:
         return [self.finder.values[node] for node in self.region.inputs]
 
     def arguments(self) -> list[Tensor]:
-        """Return the operator's arguments in the recorded call."""
-        return arguments_of(self.finder, self.chain)
+        """Return the operator's arguments in the recorded call, with a seed if it takes one."""
+        given = arguments_of(self.finder, self.chain)
+        seeds = [seed_tensor(0, given[0].device)] if self.chain.drops else []
+        return [*given, *seeds]
 
 
 def arguments_of(finder: ChainFinder, chain: Chain) -> list[Tensor]:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fuselab.errors import TargetError
 from fuselab.fusion.emit import Region
+from fuselab.fusion.equal_dropout import EqualDropout
 from fuselab.measure.interleave import Candidate, interleave
 from fuselab.measure.steady_step import steady, step
 from fuselab.measure.verdict import FEWEST_ROUNDS, Outcome, Verdict, verdict
@@ -92,7 +93,8 @@ def near_outputs(
         leaves = pytree.tree_leaves(given)
         with torch.no_grad(), torch.random.fork_rng(devices=_devices(leaves)):
             torch.manual_seed(0)
-            output = model(*given[0], **given[1])
+            with EqualDropout():
+                output = model(*given[0], **given[1])
         outputs.append([leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)])
     for place, (expected, actual) in enumerate(zip(*outputs, strict=True)):
         if not expected.is_floating_point():
@@ -131,7 +133,9 @@ def _prove(
         carried = [value if value.requires_grad else value.clone() for value in carried]
         with torch.random.fork_rng(devices=_devices(values)):
             torch.manual_seed(0)
-            output = functional_call(module, dict(zip(state, carried, strict=True)), args, kwargs)
+            with EqualDropout():
+                state_of = dict(zip(state, carried, strict=True))
+                output = functional_call(module, state_of, args, kwargs)
         results = [value for value in pytree.tree_leaves(output) if isinstance(value, Tensor)]
         floating = [one for one in results if one.is_floating_point() or one.is_complex()]
         if not upstream:

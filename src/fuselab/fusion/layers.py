@@ -135,15 +135,22 @@ def _max_pool(dims: int) -> Callable[[Any], Form | None]:
     return lambda layer: None if layer.return_indices else make(layer)
 
 
-def _dropout(layer: Any) -> Form | None:
-    return Form("identity") if not layer.training else None
+def _dropout(name: str) -> Callable[[Any], Form | None]:
+    """Return the form of a dropout: outside of training, or where it drops nothing, its input."""
+
+    def make(layer: Any) -> Form | None:
+        if not layer.training or layer.p == 0:
+            return Form("identity")
+        return Form(f"torch.nn.functional.{name}", values={"p": layer.p, "training": True})
+
+    return make
 
 
 _FORMS: dict[type[nn.Module], Callable[[Any], Form | None]] = {
     nn.AdaptiveAvgPool1d: _functional("adaptive_avg_pool1d", "output_size"),
     nn.AdaptiveAvgPool2d: _functional("adaptive_avg_pool2d", "output_size"),
     nn.AdaptiveAvgPool3d: _functional("adaptive_avg_pool3d", "output_size"),
-    nn.AlphaDropout: _dropout,
+    nn.AlphaDropout: _dropout("alpha_dropout"),
     nn.AvgPool1d: _avg_pool(1),
     nn.AvgPool2d: _avg_pool(2, "divisor_override"),
     nn.AvgPool3d: _avg_pool(3, "divisor_override"),
@@ -151,12 +158,12 @@ _FORMS: dict[type[nn.Module], Callable[[Any], Form | None]] = {
     nn.BatchNorm2d: _batch_norm,
     nn.BatchNorm3d: _batch_norm,
     nn.CELU: _functional("celu", "alpha"),
-    nn.Dropout: _dropout,
-    nn.Dropout1d: _dropout,
-    nn.Dropout2d: _dropout,
-    nn.Dropout3d: _dropout,
+    nn.Dropout: _dropout("dropout"),
+    nn.Dropout1d: _dropout("dropout1d"),
+    nn.Dropout2d: _dropout("dropout2d"),
+    nn.Dropout3d: _dropout("dropout3d"),
     nn.ELU: _functional("elu", "alpha"),
-    nn.FeatureAlphaDropout: _dropout,
+    nn.FeatureAlphaDropout: _dropout("feature_alpha_dropout"),
     nn.Flatten: lambda layer: Form(
         "torch.flatten", values={"start_dim": layer.start_dim, "end_dim": layer.end_dim}
     ),

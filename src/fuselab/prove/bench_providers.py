@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,8 @@ class Provider:
     compile, and it raises any error that prevents the call. ``refuses(args)`` returns in a few
     words why an implementation does not take these arguments, or None; ``note(args)`` returns what
     a reader of the provider's row must know, or None. A provider with ``asked_only`` runs only when
-    asked for by name.
+    asked for by name. The results of one that draws random numbers of its own are not
+    ``is_compared``.
     """
 
     name: str
@@ -37,21 +38,26 @@ class Provider:
     refuses: Callable[[Arguments], str | None] = lambda args: None
     note: Callable[[Arguments], str | None] = lambda args: None
     asked_only: bool = False
+    is_compared: bool = True
 
 
 def providers(op: FusedOp) -> dict[str, Provider]:
     """Return every provider of ``op`` by name, in the order of the tables."""
-    spellings = {"eager": op.reference, **op.peers}
+    plain = op.drawing or op.reference
+    spellings = {"eager": plain, **op.peers}
     found = [
         _plain(name, "eager" if name == "eager" else "peer", spelling)
         for name, spelling in spellings.items()
     ]
     found += [_library(name, load) for name, load in op.libraries.items()]
-    found.append(Provider("torchscript", "torchscript", functools.partial(_torchscript, op)))
+    found.append(Provider("torchscript", "torchscript", functools.partial(_torchscript, plain)))
     for name, spelling in spellings.items():
         title = "compile" if name == "eager" else f"compile({name})"
         found.append(_compiled(title, spelling, None))
-    found.append(_compiled("compile-max-autotune", op.reference, "max-autotune-no-cudagraphs"))
+    found.append(_compiled("compile-max-autotune", plain, "max-autotune-no-cudagraphs"))
+    if op.drawing is not None:
+        drawn = ("eager", "torchscript", "compile", "compile-max-autotune")
+        found = [replace(one, is_compared=one.name not in drawn) for one in found]
     found += [_implementation(op, name) for name in op.implementations]
     found.append(_auto(op))
     return {provider.name: provider for provider in found}
@@ -88,12 +94,12 @@ def _compiled(name: str, function: Function, mode: str | None) -> Provider:
     return Provider(name, "compile", prepare, asked_only=mode is not None)
 
 
-def _torchscript(op: FusedOp, args: Arguments) -> tuple[Function, Arguments]:
-    """Return the scripted reference, or a trace for these arguments where scripting fails."""
+def _torchscript(plain: Function, args: Arguments) -> tuple[Function, Arguments]:
+    """Return the reference scripted, or a trace for these arguments where scripting fails."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit warns on every use that it is deprecated
         try:
-            scripted = torch.jit.script(op.reference)
+            scripted = torch.jit.script(plain)
             scripted(*args)
             return scripted, args
         except Exception:  # the script compiler may raise anything
@@ -101,7 +107,7 @@ def _torchscript(op: FusedOp, args: Arguments) -> tuple[Function, Arguments]:
             places = range(len(tensors))
 
             def reference(*tensors: Tensor) -> Any:
-                return op.reference(*filled(args, places, tensors))
+                return plain(*filled(args, places, tensors))
 
             detached = tuple(value.detach() for value in tensors)
             return torch.jit.trace(reference, detached, check_trace=False), tensors

@@ -79,8 +79,11 @@ class Run:
         return group
 
     def _timed(self, seed: int) -> Group:
+        compared = {provider.name for provider in self.providers if provider.is_compared}
         candidates = [
             Candidate(name, calls.timed, functools.partial(self._verify, calls.checked))
+            if name in compared
+            else Candidate(name, calls.timed)
             for name, calls in self.calls.items()
         ]
         samples = self._samples(candidates, seed)

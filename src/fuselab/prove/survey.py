@@ -250,8 +250,9 @@ def _providers(
 
 def _dynamic(op: FusedOp) -> Provider:
     """Return torch.compile with dynamic shapes; all points call the same compiled function."""
-    compiled = torch.compile(op.reference, dynamic=True)
-    return Provider("compile", "compile", lambda args: (compiled, args))
+    compiled = torch.compile(op.drawing or op.reference, dynamic=True)
+    compared = op.drawing is None
+    return Provider("compile", "compile", lambda args: (compiled, args), is_compared=compared)
 
 
 @contextmanager

@@ -1,0 +1,148 @@
+"""The definitions of operators by simpler ones: in kernels, and in the formulas of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import get_decompositions
+
+from fuselab.ejection import batch_norm
+
+aten = torch.ops.aten
+
+# PyTorch's own definitions of composed operators by simpler ones. Their arithmetic is what the
+# eager kernels compute; group normalisation is lowered by ours, in `moments.py`.
+COMPOSED = (
+    aten._fused_rms_norm,
+    aten._fused_rms_norm_backward,
+    aten._native_batch_norm_legit_no_training,
+    aten._unsafe_masked_index,
+    aten._unsafe_masked_index_put_accumulate,
+    aten._prelu_kernel,
+    aten._prelu_kernel_backward,
+    aten.addcdiv,
+    aten.addcmul,
+    aten.aminmax,
+    aten.channel_shuffle,
+    aten.col2im,
+    aten.count_nonzero,
+    aten.deg2rad,
+    aten.diag_embed,
+    aten.dist,
+    aten.celu,
+    aten.elu,
+    aten.elu_backward,
+    aten.gelu,
+    aten.gelu_backward,
+    aten.glu,
+    aten.glu_backward,
+    aten.hardsigmoid,
+    aten.hardsigmoid_backward,
+    aten.hardswish,
+    aten.hardswish_backward,
+    aten.hardtanh,
+    aten.heaviside,
+    aten.hardtanh_backward,
+    aten.im2col,
+    aten.index_fill,
+    aten.huber_loss,
+    aten.huber_loss_backward,
+    aten.leaky_relu,
+    aten.leaky_relu_backward,
+    aten.lerp,
+    aten.logaddexp,
+    aten.logaddexp2,
+    aten.logit,
+    aten.logit_backward,
+    aten.logsumexp,
+    aten.log_sigmoid_forward,
+    aten.log_sigmoid_backward,
+    aten.masked_fill,
+    aten.mish,
+    aten.mish_backward,
+    aten.mse_loss,
+    aten.mse_loss_backward,
+    aten.nan_to_num,
+    aten.nll_loss_backward,
+    aten.nll_loss_forward,
+    aten.nll_loss2d_backward,
+    aten.nll_loss2d_forward,
+    aten.pixel_shuffle,
+    aten.pixel_unshuffle,
+    aten.rad2deg,
+    aten.rot90,
+    aten.rsub,
+    aten.selu,
+    aten.sigmoid_backward,
+    aten.sinc,
+    aten.special_entr,
+    aten.special_xlog1py,
+    aten.silu,
+    aten.silu_backward,
+    aten.smooth_l1_loss,
+    aten.smooth_l1_loss_backward,
+    aten.softplus,
+    aten.softplus_backward,
+    aten.softshrink,
+    aten.hardshrink,
+    aten.soft_margin_loss,
+    aten.soft_margin_loss_backward,
+    aten.std.correction,
+    aten.std_mean,
+    aten.tanh_backward,
+    aten.trace,
+    aten.upsample_nearest1d,
+    aten.upsample_nearest2d,
+    aten.threshold,
+    aten.threshold_backward,
+    aten.tril,
+    aten.triu,
+    aten._softmax,
+    aten._softmax_backward_data,
+    aten._log_softmax,
+    aten._log_softmax_backward_data,
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+    aten.native_batch_norm_backward,
+    aten.native_layer_norm,
+    aten.native_layer_norm_backward,
+    aten.binary_cross_entropy,
+    aten.binary_cross_entropy_backward,
+    aten.binary_cross_entropy_with_logits,
+    aten.norm,
+    aten.linalg_vector_norm,
+    aten.xlogy,
+    aten.square,
+    aten.t,
+    aten.addmm,
+)
+
+# Gradients of which PyTorch has no derivative, and the operators whose second results they read:
+# in the formulas of a gradient these stand as the simpler operators that they are made of. So does
+# batch normalisation, whose own operators refuse the empty tensors that the function takes.
+WITHOUT_DERIVATIVE = (
+    aten._fused_rms_norm,
+    aten._fused_rms_norm_backward,
+    aten._native_batch_norm_legit_functional,
+    aten.glu_backward,
+    aten.hardsigmoid_backward,
+    aten.hardswish_backward,
+    aten.logit_backward,
+    aten.mish_backward,
+    aten.native_group_norm,
+    aten.native_group_norm_backward,
+    aten.silu_backward,
+    aten.soft_margin_loss_backward,
+)
+
+
+def definitions_in_kernels() -> dict[Any, Callable[..., Any]]:
+    """Return the definitions by simpler operators of those that kernels compute so."""
+    return {**get_decompositions(COMPOSED), **batch_norm.GRADIENT}
+
+
+def definitions_in_formulas() -> dict[Any, Callable[..., Any]]:
+    """Return the definitions by simpler operators of those that have no derivative themselves."""
+    return {**get_decompositions(WITHOUT_DERIVATIVE), **batch_norm.IN_FORMULAS}
