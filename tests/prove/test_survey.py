@@ -216,12 +216,27 @@ def test_auto_goes_by_a_survey_that_chose(
     surveyed_choice.forget()
 
 
+def test_what_is_above_the_limit_is_listed_and_is_no_failure(clock: Clock) -> None:
+    found = survey(timed(clock, lambda: 5.0), points=1, **ON_CPU)
+    assert found.above_limit == []
+    (group,) = found.points[0].groups
+    records = [
+        replace(one, is_above_limit=one.provider == "plain", ceiling_share=1.2)
+        for one in group.records
+    ]
+    point = replace(found.points[0], groups=(replace(group, records=records),))
+    found = replace(found, points=[point])
+    assert found.above_limit == ["point 0, forward: plain at 120 % of the limit"]
+    assert found.failures == []
+    assert "above the limit, to be explained:" in survey_text.survey_text(found)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"seed": 2}, "holds a survey with another seed (1; now 2)"),
-        ({"backward": True}, "another backward (False; now True)"),
-        ({"providers": ["eager"]}, "another asked providers (['plain']; now ['eager'])"),
+        ({"seed": 2}, "holds a survey made with seed 1, not 2; give another folder."),
+        ({"backward": True}, "made with backward False, not True;"),
+        ({"providers": ["eager"]}, "made with asked providers plain, not eager;"),
     ],
 )
 def test_a_folder_of_another_survey_is_refused(
@@ -236,7 +251,7 @@ def test_a_folder_of_another_survey_is_refused(
     assert sentence in str(error.value)
     with pytest.raises(ArgumentError) as error:
         survey(replace(op, name="bench_tests::another"), **options)
-    assert "another operator (bench_tests::timed; now bench_tests::another)" in str(error.value)
+    assert "made with operator bench_tests::timed, not bench_tests::another;" in str(error.value)
     assert (tmp_path / FILE).read_bytes() == before
 
 

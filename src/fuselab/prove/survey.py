@@ -332,7 +332,11 @@ def _continued(folder: Path, fresh: Survey) -> Survey:
         then = kept.made_of.get(key)
         if then != now:
             raise ArgumentError(
-                f"{folder} holds a survey with another {key.replace('_', ' ')} ({then}; now "
-                f"{now}); give another folder."
+                f"{folder} holds a survey made with {key.replace('_', ' ')} {_said(then)}, not "
+                f"{_said(now)}; give another folder."
             )
     return replace(fresh, points=kept.points)
+
+
+def _said(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

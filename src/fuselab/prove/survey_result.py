@@ -143,12 +143,14 @@ class Survey(ShownInNotebooks):
     @property
     def above_limit(self) -> list[str]:
         """One line for every time of ours that is above the limit beyond both intervals."""
-        return [
-            f"point {point.index}, {group.phase}: {record.provider} {record.problem}"
+        lines = (
+            f"point {point.index}, {group.phase}: {record.provider} at "
+            f"{100 * record.ceiling_share:.0f} % of the limit"
             for point, group in self._groups()
             for record in group.records
-            if record.is_ours and record.is_above_limit
-        ]
+            if record.is_ours and record.is_above_limit and record.ceiling_share is not None
+        )
+        return list(dict.fromkeys(lines))
 
     def _groups(self) -> Iterator[tuple[Surveyed, Group]]:
         for point in self.points:
