@@ -3,7 +3,8 @@
     python tools/bench_list.py benchmarks/nvidia-h200/commands.txt OUT [--seconds S] [WORD ...]
 
 A line of the list is ``NAME: OPTIONS``; OPTIONS follow ``fuselab bench`` on a command line. ``#``
-begins a comment. ``OUT/NAME.json`` is the command's ``--json``, ``OUT/NAME.txt`` its output. WORDs
+begins a comment. ``OUT/NAME.json`` is the command's ``--json``, ``OUT/NAME.txt`` its output; a
+survey is kept in the folder ``OUT/NAME`` too, and goes on there when the list runs again. WORDs
 are added to every line's options (``--budget 0.3``). No command begins after S seconds. The exit
 status is 1 if any command's is not 0.
 """
@@ -49,6 +50,8 @@ def main() -> int:
             print(f"time is up before {name}", flush=True)
             return 1
         command = ["bench", *words, *further, "--json", str(given.out / f"{name}.json")]
+        if "--survey" in words:
+            command += ["--output", str(given.out / name)]
         with (
             (given.out / f"{name}.txt").open("w") as log,
             contextlib.redirect_stdout(log),

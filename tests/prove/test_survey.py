@@ -24,6 +24,7 @@ from fuselab.prove import survey as survey_module
 from fuselab.prove.survey import FILE, survey
 from fuselab.prove.survey_result import Survey, geometric_mean, survey_from
 from fuselab.report import survey_plot, survey_text
+from fuselab.runtime import surveyed_choice
 
 # A streaming kernel that is never slower than what is timed beside it cannot be exceeded.
 CEILINGS = Ceilings(
@@ -190,12 +191,52 @@ def test_a_survey_continues_where_it_stopped(clock: Clock, tmp_path: Path) -> No
     assert survey_from(payload) == more
 
 
+def test_auto_goes_by_a_survey_that_chose(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSELAB_CACHE", str(tmp_path))
+    monkeypatch.setitem(survey_space.TINY_BYTES, "cpu", 10_000)
+    op = timed(clock, lambda: 20.0)
+    faster = Implementation("cpu", clock.taking(lambda: 2.0), scaled_relu_backward)
+    op = replace(op, implementations={**op.implementations, "faster": faster})
+    options = {**ON_CPU, "providers": ["plain", "faster"]}
+    found = survey(op, points=4, **options)
+    judged_by_device = [one for one in found.judged() if one.group.verdicts_by == "device time"]
+    choices = found.choices()
+    assert 0 < len(choices["points"]) == len(judged_by_device) < 4
+    us = {"reference": (10.0,) * 3, "plain": (20.0,) * 3, "faster": (2.0,) * 3}
+    assert all(point["us"] == us for point in choices["points"])
+    surveyed_choice.write(op, torch.device("cpu"), choices)
+    again = survey(op, only=[judged_by_device[0].point.index], **options)
+    assert again.points[0].takes == {"forward": "faster"}
+    (one,) = again.judged()
+    record = one.record("auto")
+    assert record is not None and record.note == "auto takes faster, which a survey found faster"
+    assert one.versus is not None and one.versus.speedup == 5.0
+    surveyed_choice.forget()
+
+
+def test_what_is_above_the_limit_is_listed_and_is_no_failure(clock: Clock) -> None:
+    found = survey(timed(clock, lambda: 5.0), points=1, **ON_CPU)
+    assert found.above_limit == []
+    (group,) = found.points[0].groups
+    records = [
+        replace(one, is_above_limit=one.provider == "plain", ceiling_share=1.2)
+        for one in group.records
+    ]
+    point = replace(found.points[0], groups=(replace(group, records=records),))
+    found = replace(found, points=[point])
+    assert found.above_limit == ["point 0, forward: plain at 120 % of the limit"]
+    assert found.failures == []
+    assert "above the limit, to be explained:" in survey_text.survey_text(found)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"seed": 2}, "holds a survey with another seed (1; now 2)"),
-        ({"backward": True}, "another backward (False; now True)"),
-        ({"providers": ["eager"]}, "another asked providers (['plain']; now ['eager'])"),
+        ({"seed": 2}, "holds a survey made with seed 1, not 2; give another folder."),
+        ({"backward": True}, "made with backward False, not True;"),
+        ({"providers": ["eager"]}, "made with asked providers plain, not eager;"),
     ],
 )
 def test_a_folder_of_another_survey_is_refused(
@@ -210,7 +251,7 @@ def test_a_folder_of_another_survey_is_refused(
     assert sentence in str(error.value)
     with pytest.raises(ArgumentError) as error:
         survey(replace(op, name="bench_tests::another"), **options)
-    assert "another operator (bench_tests::timed; now bench_tests::another)" in str(error.value)
+    assert "made with operator bench_tests::timed, not bench_tests::another;" in str(error.value)
     assert (tmp_path / FILE).read_bytes() == before
 
 
@@ -320,6 +361,7 @@ def test_bad_arguments_are_refused() -> None:
         (["softmax", "--survey", "--points", "2", "--point", "1"], "give one."),
         (["softmax", "--points", "2"], "belong to --survey"),
         (["softmax", "--worst"], "belong to --survey"),
+        (["softmax", "--choose"], "belong to --survey"),
         (["softmax", "--survey", "--plot", "survey.gif"], "a plot is written as"),
         (["softmax", "--survey", "--output", "/dev/null"], "is a file; give a folder"),
         (["hash_indices", "--survey", "--backward"], "defines no gradient"),

@@ -37,6 +37,29 @@ def test_the_kept_list_names_what_exists(name, words):
     assert set(asked.split(",")) <= set(providers(op))
 
 
+def test_every_operator_is_surveyed_with_its_backward():
+    kept = dict(tool().lines(CLONE / "benchmarks" / "surveys.txt"))
+    assert set(kept) == set(ops.operators())
+    for name, words in kept.items():
+        assert words[:2] == [name, "--survey"] and "--worst" in words
+        assert ("--backward" in words) == (ops.contract(name).gradient is not None)
+
+
+def test_a_survey_is_kept_where_the_list_finds_it_again(tmp_path, monkeypatch):
+    path, out = tmp_path / "list", tmp_path / "out"
+    path.write_text("softmax: softmax --survey\nsoftmax.wide: softmax --case 8x8\n")
+    bench_list, calls = tool(), []
+    monkeypatch.setattr(bench_list, "run", lambda words: calls.append(words) or 0)
+    monkeypatch.setattr("sys.argv", ["bench_list.py", str(path), str(out), "--seed", "8"])
+    assert bench_list.main() == 0
+    survey, bench = calls
+    json_file, folder = str(out / "softmax.json"), str(out / "softmax")
+    assert survey[:5] == ["bench", "softmax", "--survey", "--seed", "8"]
+    assert survey[5:] == ["--json", json_file, "--output", folder]
+    assert bench[2:6] == ["--case", "8x8", "--seed", "8"]
+    assert bench[6:] == ["--json", str(out / "softmax.wide.json")]
+
+
 def test_comments_and_empty_lines_are_left_out(tmp_path):
     path = tmp_path / "list"
     path.write_text('# a comment\n\nsoftmax.wide: softmax --case "8x8 a"\n')

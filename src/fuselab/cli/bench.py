@@ -59,6 +59,9 @@ def bench(
         list[int] | None, option("With --survey: this one alone; repeatable.", "I")
     ] = None,
     worst: Annotated[bool, flag("--worst", "With --survey: time the losing points again.")] = False,
+    choose: Annotated[
+        bool, flag("--choose", "With --survey: let auto go by it on this machine.")
+    ] = False,
     output: Annotated[
         Path | None,
         output_option("With --survey: keep it here, continue one.", "DIR", FOLDER),
@@ -87,8 +90,10 @@ def bench(
     if survey:
         _survey(locals())
         return
-    if points is not None or point or worst or output is not None:
-        raise ArgumentError("--points, --point, --worst and --output belong to --survey; add it.")
+    if points is not None or point or worst or choose or output is not None:
+        raise ArgumentError(
+            "--points, --point, --worst, --choose and --output belong to --survey; add it."
+        )
     if ship and not tune:
         raise ArgumentError("--ship says where --tune saves; add --tune.")
     if tune and (plot is not None or against is not None or quick):
@@ -238,11 +243,18 @@ def _survey(given: dict[str, Any]) -> None:
         plots.check_plot(given["plot"])
     run_with_pinned_allocation(given["context"], where)
 
+    from fuselab.composition import Composition
     from fuselab.prove import survey
     from fuselab.prove.load import load
+    from fuselab.runtime import surveyed_choice
 
+    subject = load(given["op"])
+    if given["choose"] and isinstance(subject, Composition):
+        raise ArgumentError(
+            f"--choose is for operators, and {given['op']} is composed of several: survey each."
+        )
     found = survey.survey(
-        load(given["op"]),
+        subject,
         points=survey.POINTS if given["points"] is None else given["points"],
         only=given["point"] or None,
         seed=given["seed"],
@@ -266,3 +278,5 @@ def _survey(given: dict[str, Any]) -> None:
             survey_plot.survey_plot(found, temporary)
     if found.failures:
         raise typer.Exit(1)
+    if given["choose"] and not isinstance(subject, Composition):
+        say(f"auto goes by {surveyed_choice.write(subject, where, found.choices())}.")

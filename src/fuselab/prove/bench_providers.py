@@ -127,7 +127,8 @@ def _auto(op: FusedOp) -> Provider:
         chosen = dispatch.choose(op, args)
         if chosen == "reference":
             return "auto runs the reference, PyTorch's own kernels: not a result of ours"
-        return f"auto takes {chosen}"
+        by = ", which a survey found faster" if dispatch.is_by_survey(op, args) else ""
+        return f"auto takes {chosen}{by}"
 
     return Provider("auto", "auto", lambda args: (dispatch.operator(op), args), note=note)
 

@@ -38,7 +38,7 @@ from fuselab.prove.bench_work import CaseArguments, Work
 from fuselab.prove.survey_result import Survey, Surveyed, survey_from
 from fuselab.prove.survey_space import Space, SurveyPoint, point_of
 from fuselab.report import files
-from fuselab.runtime import dispatch, fallback
+from fuselab.runtime import dispatch, fallback, surveyed_choice
 
 POINTS = 40
 BUDGET_S = 0.4
@@ -166,17 +166,22 @@ class _Timing:
         facts = point.index, point.case.name, dtype_name(point.dtype), point.moved_bytes
         made = CaseArguments(self.op, point.case, self.device, point.dtype)
         groups, takes = [], {}
+        like: tuple[str, Sequence[int]] = ("", ())
         for phase in phases:
             try:
                 work = Work(self.op, point.case, self.device, point.dtype, phase, made)
             except Exception as error:  # the reference may raise anything
                 return Surveyed(*facts, refused=summary(error))
+            like = (
+                surveyed_choice.form_of(work.args),
+                tuple(surveyed_choice.sizes_of(work.args)),
+            )
             if self.subject == "auto":
                 takes[phase] = dispatch.choose(self.op, work.args)
             groups.append(self._group(work, again=False))
             del work
             give_memory_back(self.device)
-        return Surveyed(*facts, tuple(groups), takes=takes)
+        return Surveyed(*facts, tuple(groups), (), takes, *like)
 
     def again(
         self, surveyed: Surveyed, space: Space, progress: Callable[[str], None]
@@ -327,7 +332,11 @@ def _continued(folder: Path, fresh: Survey) -> Survey:
         then = kept.made_of.get(key)
         if then != now:
             raise ArgumentError(
-                f"{folder} holds a survey with another {key.replace('_', ' ')} ({then}; now "
-                f"{now}); give another folder."
+                f"{folder} holds a survey made with {key.replace('_', ' ')} {_said(then)}, not "
+                f"{_said(now)}; give another folder."
             )
     return replace(fresh, points=kept.points)
+
+
+def _said(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -21,8 +21,9 @@ class Surveyed:
 
     ``groups`` has one group per phase (forward, and forward+backward if asked for), ``again`` those
     that ``--worst`` timed once more, in fresh rounds beside statically compiled code. ``takes`` has
-    what ``auto`` ran, by phase. Where the operator or its reference refused the call, ``refused``
-    says why and there are no groups.
+    what ``auto`` ran, by phase; ``form`` and ``sizes`` are those that
+    ``fuselab.runtime.surveyed_choice`` compares calls by. Where the operator or its reference
+    refused the call, ``refused`` says why and there are no groups.
     """
 
     index: int
@@ -32,6 +33,8 @@ class Surveyed:
     groups: Sequence[Group] = ()
     again: Sequence[Group] = ()
     takes: Mapping[str, str] = field(default_factory=dict)
+    form: str = ""
+    sizes: Sequence[int] = ()
     refused: str | None = None
 
     def judged(self, subject: str) -> Iterator[Judged]:
@@ -140,12 +143,14 @@ class Survey(ShownInNotebooks):
     @property
     def above_limit(self) -> list[str]:
         """One line for every time of ours that is above the limit beyond both intervals."""
-        return [
-            f"point {point.index}, {group.phase}: {record.provider} {record.problem}"
+        lines = (
+            f"point {point.index}, {group.phase}: {record.provider} at "
+            f"{100 * record.ceiling_share:.0f} % of the limit"
             for point, group in self._groups()
             for record in group.records
-            if record.is_ours and record.is_above_limit
-        ]
+            if record.is_ours and record.is_above_limit and record.ceiling_share is not None
+        )
+        return list(dict.fromkeys(lines))
 
     def _groups(self) -> Iterator[tuple[Surveyed, Group]]:
         for point in self.points:
@@ -178,6 +183,29 @@ class Survey(ShownInNotebooks):
             for one in self.losing
         ]
         return {"schema": SCHEMA, "verb": "survey", **facts, "summary": summary, "losing": losing}
+
+    def choices(self) -> dict[str, Any]:
+        """Return what ``fuselab.runtime.surveyed_choice`` goes by: the times of the forwards that
+        were judged by the device's time, by implementation; eager's are those of the reference,
+        unless the operator writes over its arguments, which eager does not.
+        """
+        names = {} if self.operator.endswith("_") else {"eager": "reference"}
+        points = []
+        for one in self.judged("forward"):
+            times = {
+                names.get(record.provider, record.provider): (
+                    record.median_us,
+                    record.low_us,
+                    record.high_us,
+                )
+                for record in one.group.records
+                if record.status == "ok"
+                and (record.kind == "implementation" or record.provider in names)
+            }
+            if one.group.verdicts_by == "device time" and times:
+                point = one.point
+                points.append({"form": point.form, "sizes": point.sizes, "us": times})
+        return {"made_of": self.made_of, "date": self.environment["date"], "points": points}
 
     def with_point(self, surveyed: Surveyed) -> Survey:
         """Return the survey with one point added or replaced, in order."""
@@ -234,7 +262,7 @@ def survey_from(payload: Mapping[str, Any]) -> Survey:
 
 def _point_from(facts: Mapping[str, Any]) -> Surveyed:
     groups = {key: tuple(map(_group_from, facts[key])) for key in ("groups", "again")}
-    return Surveyed(**{**facts, **groups})
+    return Surveyed(**{**facts, **groups, "sizes": tuple(facts["sizes"])})
 
 
 def _group_from(facts: Mapping[str, Any]) -> Group:

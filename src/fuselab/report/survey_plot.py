@@ -53,6 +53,8 @@ def survey_plot(survey: Survey, path: Path) -> None:
 
 
 def _panel(axis: Any, judged: Sequence[Judged], dtypes: Sequence[str]) -> None:
+    from matplotlib.ticker import LogLocator
+
     seen: set[str] = set()
     for one in judged:
         versus = one.versus
@@ -83,6 +85,7 @@ def _panel(axis: Any, judged: Sequence[Judged], dtypes: Sequence[str]) -> None:
     axis.set_xlabel("bytes moved at least")
     axis.set_ylabel(f"speed of {judged[0].subject} over the best of the others")
     axis.xaxis.set_major_formatter(lambda position, _: bytes_label(position))
+    axis.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))  # labels of all nine would overlap
     axis.yaxis.set_major_formatter(lambda position, _: f"{position:g}")
     axis.yaxis.set_minor_formatter(lambda position, _: f"{position:g}")
     axis.grid(alpha=0.25, which="both")

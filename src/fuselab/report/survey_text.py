@@ -42,7 +42,9 @@ def survey_table(survey: Survey) -> RenderableType:
     parts += _losses(survey)
     refused = [point for point in survey.points if point.refused is not None]
     parts += [Text(f"point {one.index}, {one.title}: not taken, {one.refused}") for one in refused]
-    parts += [Text(f"explain {line}") for line in survey.above_limit]
+    if survey.above_limit:
+        parts += [Text(), Text("above the limit, to be explained:", style="bold")]
+        parts += [Text(f"  {line}") for line in survey.above_limit]
     parts += [Text(f"note: {line}") for line in survey.notes]
     return Lines(*parts)
 

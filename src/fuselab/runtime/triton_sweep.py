@@ -258,13 +258,15 @@ def _loops(swept: Sweep, column_loops: int) -> list[tuple[Any, ...]]:
     return found
 
 
-def _divisors(swept: Sweep, sizes: Sequence[int]) -> tuple[Any, ...]:
-    """Return what divides by the sizes of loops, for ``triton_loops.position_of``."""
+def _divisors(swept: Sweep, sizes: Sequence[int], may_have_packs: bool = True) -> tuple[Any, ...]:
+    """Return what divides by the sizes of loops, for ``triton_loops.position_of``, where packs of
+    neighbours may be loaded at once, or not."""
     import triton.language as tl
 
-    is_plain = [swept.is_wide or size < 2 or size % 16 == 0 for size in sizes]
-    pairs = zip(sizes, is_plain, strict=True)
-    return tuple(tl.constexpr(0) if plain else divisor(size) for size, plain in pairs)
+    def is_plain(size: int) -> bool:
+        return swept.is_wide or size < 2 or (size % 16 == 0 and may_have_packs)
+
+    return tuple(tl.constexpr(0) if is_plain(size) else divisor(size) for size in sizes)
 
 
 def divisor(size: int) -> int:
@@ -288,7 +290,7 @@ def _rows_and_columns(swept: Sweep, sums: int, has_windows: bool) -> list[tuple[
     import triton.language as tl
 
     rows, columns = swept.rows.sizes, swept.columns.sizes
-    found: list[tuple[Any, ...]] = [rows, _divisors(swept, rows)]
+    found: list[tuple[Any, ...]] = [rows, _divisors(swept, rows, not has_windows)]
     if has_windows:
         found += [tuple(map(tl.constexpr, columns)), (tl.constexpr(0),) * len(columns)]
     else:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fuselab.errors import ArgumentTypeError, DeviceError, LayoutError
 from fuselab.op import FusedOp
-from fuselab.runtime import cpu_choice, fallback, process_choice
+from fuselab.runtime import cpu_choice, fallback, process_choice, surveyed_choice
 
 
 def choose(op: FusedOp, args: Sequence[Any]) -> str:
@@ -40,18 +40,36 @@ def _of_arguments(op: FusedOp, args: Sequence[Any], error: Exception) -> Excepti
     return error
 
 
+def is_by_survey(op: FusedOp, args: Sequence[Any]) -> bool:
+    """Return whether ``auto`` takes what a survey found faster than what it would take without."""
+    device = device_of(op, args)
+    return choose_on(op, args, device) != _by_rule(op, args, device)
+
+
+def _by_rule(op: FusedOp, args: Sequence[Any], device: torch.device) -> str:
+    """Return what ``auto`` takes without a survey."""
+    order = _order(op, args, device)
+    return next((name for name in order if _can_run(op, name, args, device)), "reference")
+
+
 def _first_that_can(op: FusedOp, args: Sequence[Any], device: torch.device) -> str:
-    for name in _order(op, args, device):
-        if name == "reference":
-            return name
-        implementation = op.implementations[name]
-        if (
-            implementation.device == device.type
-            and not fallback.is_broken(op.name, name)
-            and implementation.supports(*args) is None
-        ):
-            return name
-    return "reference"
+    taken = _by_rule(op, args, device)
+    if process_choice.named(op) is not None or cpu_choice.is_forced():
+        return taken
+    surveyed = surveyed_choice.better(op, args, device, taken)
+    return surveyed if surveyed and _can_run(op, surveyed, args, device) else taken
+
+
+def _can_run(op: FusedOp, name: str, args: Sequence[Any], device: torch.device) -> bool:
+    if name == "reference":
+        return True
+    implementation = op.implementations.get(name)
+    return (
+        implementation is not None
+        and implementation.device == device.type
+        and not fallback.is_broken(op.name, name)
+        and implementation.supports(*args) is None
+    )
 
 
 def _order(op: FusedOp, args: Sequence[Any], device: torch.device) -> Sequence[str]:
