@@ -98,13 +98,7 @@ def survey(
     where = device if isinstance(device, torch.device) else select_device(device)
     numbers = _numbers(points, only)
     budget_s = BUDGET_S if budget_s is None else budget_s
-    if budget_s <= 0:
-        raise ArgumentError(f"the budget is {budget_s} s; it must be above 0.")
-    if backward and op.gradient is None:
-        raise ArgumentError(f"{op.short_name} defines no gradient; leave out the backward.")
-    for dtype in dtypes or ():
-        if dtype not in op.dtypes:
-            raise UnknownNameError("dtype", dtype_name(dtype), map(dtype_name, op.dtypes))
+    _refuse(op, budget_s, backward, dtypes)
     check_some_run(op, providers, where)
     chosen = _providers(op, providers, where, judged)
     space = Space.of(op, where, dtypes)
@@ -117,7 +111,6 @@ def survey(
         points=[],
         notes=notes_on_process(where),
     )
-    timing = _Timing(op, judged, where, chosen, measured_ceilings(where), budget_s, seed)
     phases = ("forward", "forward+backward") if backward else ("forward",)
     fallback.forget()
 
@@ -130,6 +123,7 @@ def survey(
     with _place(folder):
         if folder is not None:
             found = _continued(folder, found)
+        timing = _Timing(op, judged, where, chosen, measured_ceilings(where), budget_s, seed)
         kept = {point.index for point in found.points}
         with _compiling_once():
             for number in (one for one in numbers if one not in kept):
@@ -222,6 +216,19 @@ class _Timing:
                 group = run.timed()
         self.ceilings = run.ceilings
         return group
+
+
+def _refuse(
+    op: FusedOp, budget_s: float, backward: bool, dtypes: Sequence[torch.dtype] | None
+) -> None:
+    """Raise ArgumentError or UnknownNameError for what the operator or a survey cannot do."""
+    if budget_s <= 0:
+        raise ArgumentError(f"the budget is {budget_s} s; it must be above 0.")
+    if backward and op.gradient is None:
+        raise ArgumentError(f"{op.short_name} defines no gradient; leave out the backward.")
+    for dtype in dtypes or ():
+        if dtype not in op.dtypes:
+            raise UnknownNameError("dtype", dtype_name(dtype), map(dtype_name, op.dtypes))
 
 
 def _numbers(points: int, only: Sequence[int] | None) -> Sequence[int]:
