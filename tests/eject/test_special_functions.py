@@ -1,4 +1,4 @@
-"""The special functions that kernels compute by series of their own, in both precisions."""
+"""Special functions that kernels compute by series, and constants, in both precisions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,23 @@ def inverse_error_function(x):
     return torch.erfinv(x / 32), torch.lgamma(x)
 
 
+def constants_in_calls(x):
+    return (
+        x.clamp(min=0.1).log(),
+        torch.pow(x.abs() + 0.5, 0.3),
+        torch.where(x > 0, 0.1, x),
+        torch.fmod(x, 0.3) + x.clamp(-0.6, 0.2),
+    )
+
+
 PLACES = torch.tensor([[0.3, -0.7, 1.0, 5.5, 20.0, -3.4, 0.5, 1e-3, -11.25, 31.9]])
 
 
 @pytest.mark.parametrize("language", ["triton", "cpp"])
 @pytest.mark.parametrize(
-    "function", [digamma_and_trigamma, inverse_error_function], ids=lambda one: one.__name__
+    "function",
+    [digamma_and_trigamma, inverse_error_function, constants_in_calls],
+    ids=lambda one: one.__name__,
 )
 def test_values_in_both_precisions(
     function: Callable[..., Any], language: str, tmp_path: Path

@@ -25,6 +25,7 @@ from fuselab.ejection.plan import KernelPlan, Namer, Operand
 from fuselab.ejection.triton_text import (
     constant_text,
     is_power_of_two,
+    is_rounded_as_argument,
     listed,
     needs_parentheses,
     stands_in_a_call,
@@ -272,6 +273,8 @@ class Function:
             text = self.value(operand)
             if is_of_numbers and isinstance(operand, Size):
                 text = f"tl.cast({text}, COMPUTE)"
+            elif one.kind == "float" and is_rounded_as_argument(one, place):
+                text = f"tl.full((1, 1), {text}, COMPUTE)"
             is_repeated = template.count(f"{{{place}}}") > 1
             if isinstance(operand, Apply) and operand not in self.known:
                 if len(text) > LONG or is_repeated:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 import textwrap
 from collections.abc import Sequence
 
 from fuselab.ejection.functions import TRITON
-from fuselab.ejection.loops import Apply
+from fuselab.ejection.loops import Apply, Constant
 
 _INSIDE = re.compile(r"(?<=[(,]) ?\{(\d)\}(?=[,)])")
 
@@ -39,6 +40,27 @@ def needs_parentheses(outer: Apply, place: int, operand: Apply) -> bool:
     if around == _CALL:
         return inner < _CALL  # a method's object
     return inner < around or (inner == around and (place > 0 or around <= 1))
+
+
+def is_rounded_as_argument(outer: Apply, place: int) -> bool:
+    """Return whether an operand is a constant that Triton would round to 32 bits: as the argument
+    of a call, where it gets no dtype from the other operands. ``tl.where`` gives it that of the
+    other value, if this is no constant too."""
+    operand = outer.operands[place]
+    if not isinstance(operand, Constant) or not isinstance(operand.value, float):
+        return False
+    is_typed = outer.function == "where" and not all(
+        isinstance(one, Constant) for one in outer.operands[1:]
+    )
+    is_exact = not math.isfinite(operand.value) or _in_32_bits(operand.value) == operand.value
+    return not is_exact and not is_typed and stands_in_a_call(TRITON[outer.function], place)
+
+
+def _in_32_bits(value: float) -> float:
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.inf
 
 
 def is_power_of_two(value: float | int | bool) -> bool:

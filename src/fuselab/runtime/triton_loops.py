@@ -150,7 +150,7 @@ def quotient_of(index, divisor):
     division (Warren, Hacker's Delight, chapter 10). ``divisor`` has its factor and its shift; see
     ``triton_sweep.divisor``."""
     factor, shift = (divisor >> 8).to(tl.uint32), (divisor & 255).to(tl.uint32) >> 1
-    return (tl.umulhi(index.to(tl.uint32), factor) >> shift).to(tl.int32)
+    return (tl.umulhi(tl.cast(index, tl.uint32), factor) >> shift).to(tl.int32)
 
 
 @triton.jit
