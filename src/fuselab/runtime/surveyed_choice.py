@@ -116,8 +116,9 @@ def file_of(device: torch.device) -> Path:
 
 @functools.cache
 def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return cache.slug(torch.cuda.get_device_name(device))
+    if device.type == "cuda":  # there may be none, when a plan is made for one
+        is_there = torch.cuda.is_available()
+        return cache.slug(torch.cuda.get_device_name(device)) if is_there else device.type
     from fuselab.device.environment import cpu_model  # imports fuselab's own version
 
     return f"{cache.slug(cpu_model())}-{instruction_set()}"
