@@ -95,6 +95,7 @@ NEED_EXTRAS = (
     "fuselab.report.check_text",
     "fuselab.report.html",
     "fuselab.report.judge_text",
+    "fuselab.report.survey_text",
     "fuselab.report.tables",
 )
 
