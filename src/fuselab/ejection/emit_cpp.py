@@ -82,12 +82,12 @@ class _Kernel:
         found = {
             one: pick_of(one, plan.kernel.column_axes, plan.axes_of) for one in plan.reductions
         }
-        self.guards = guards_of(list(plan.stores.values()))
         self.picks = {one: pick for one, pick in found.items() if pick is not None}
         self.sums: dict[Operand, str] = {}  # the results that are sums over the rows
         self.reciprocals: dict[Expression, str] = {}  # of divisors that do not depend on a column
         self.is_kept: set[Expression] = set()  # those of them that an earlier sweep has computed
         self.column_axes = frozenset(plan.kernel.column_axes)
+        self.guards = self.guards_along_rows()
         self.namer = Namer(sorted(KEYWORDS | FRAME | TYPES))
         self.names: dict[Expression, str] = {
             one: "columns" if name == "columns" else self.namer.name(name)
@@ -199,6 +199,12 @@ class _Kernel:
             self.lines.insert(place, "  using V = Vector<Real>;")
         if re.search(r"\bcolumns\b", written):
             self.lines.insert(place, "  const int64_t columns = loops.columns;")
+
+    def guards_along_rows(self) -> dict[Expression, Expression]:
+        """Return the guards that change along a row: for others a safe place is computed once."""
+        inner = self.column_axes or frozenset(self.plan.kernel.row_axes[-1:])
+        found = guards_of(list(self.plan.stores.values())).items()
+        return {one: guard for one, guard in found if self.plan.axes_of(guard) & inner}
 
     def same_along_rows(self) -> list[Apply]:
         """Return the largest values of a kernel without reductions that take long and do not depend
