@@ -129,6 +129,35 @@ def test_statements_that_share_a_line_are_not_folded() -> None:
     assert formatted(f"{one} + first_operand * second_operand").startswith("    value = (\n")
 
 
+def weighted_loss(logits, target, weight):
+    return F.binary_cross_entropy_with_logits(logits * 2, target, pos_weight=weight.exp())
+
+
+def margin_of_signs(scores, target):
+    return F.soft_margin_loss(scores.tanh(), target)
+
+
+@pytest.mark.parametrize("function", [weighted_loss, margin_of_signs])
+def test_arguments_for_which_pytorch_has_no_gradient(
+    function: Callable[..., Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch raises a RuntimeError if the weight or the target requires a gradient."""
+    generator = torch.Generator().manual_seed(2741)
+    weights = [torch.randn(11, generator=generator)] if function is weighted_loss else []
+    logits, other = torch.randn(2, 9, 11, generator=generator).unbind()
+    args = [logits.requires_grad_(), (other > 0).float(), *weights]
+    package = planned_package(function, args, {}, "loss")
+    gradients = [gradient is not None for gradient in package.captured.gradients]
+    assert gradients == [True, bool(weights), False][: len(args)]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    label = f"constants_{function.__name__}"
+    eject(function, *args, out=tmp_path / label, name=label)
+    found, expected = getattr(importlib.import_module(label), label)(*args), function(*args)
+    torch.testing.assert_close(found, expected)
+    (have,), (want,) = (torch.autograd.grad(one, logits) for one in (found, expected))
+    torch.testing.assert_close(have, want)
+
+
 def largest_of_doubled(x):
     return torch.max(x * 2, -1)
 

@@ -243,9 +243,13 @@ def _run_dynamo(
     name: str,
     inference: bool,
     frozen: Collection[str] = (),
+    retries: bool = True,
 ) -> Any:
     """Trace a call as one graph with symbolic sizes, give it to ``backend``, and return what the
     call of the code that ``backend`` returns gives.
+
+    The arguments ``frozen`` require no gradient. Where PyTorch refuses a gradient for others, they
+    are frozen too and the call is traced again, if ``retries``.
 
     Raises EjectError with the user's line where the function cannot be one graph.
     """
@@ -273,18 +277,47 @@ def _run_dynamo(
                 "part of it that has no such line."
             ) from error
         except TorchDynamoException as error:
-            written: set[str] = set()
-            if not inference:
-                written = _written_arguments(function, args, keywords) - set(frozen)
-            if not written:
+            more: set[str] = set()
+            if retries and not inference:
+                more = _written_arguments(function, args, keywords)
+                if "is not differentiable with respect to argument" in str(error):
+                    more |= _constant_arguments(function, args, keywords)
+                more -= set(frozen)
+            if not more:
                 raise EjectError(
                     f"{name} cannot be traced: {_reason(error)}{_user_line(error)}."
                 ) from error
         finally:
             # Else the next call of a function that the user compiles would begin with this code.
             torch._dynamo.eval_frame.remove_from_cache(function)
-    # PyTorch refuses to write over tensors that want a gradient, such as running statistics.
-    return _run_dynamo(backend, function, args, keywords, name, inference, {*frozen, *written})
+    # PyTorch refuses to write over tensors that want a gradient, such as running statistics, and
+    # some of its functions have no gradient for their targets or weights.
+    return _run_dynamo(backend, function, args, keywords, name, inference, {*frozen, *more})
+
+
+def _constant_arguments(
+    function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
+) -> set[str]:
+    """Return the names of floating arguments for which the function has no gradient.
+
+    The others have one together. Where two arguments cannot both have one, the first has it.
+    """
+    given = _given(function, args, keywords)
+    frozen = {
+        key
+        for key, value in given.items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    }
+
+    def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
+        return StandIns(module)
+
+    for key in [key for key in given if key in frozen]:
+        with contextlib.suppress(EjectError):
+            fewer = frozen - {key}
+            _run_dynamo(backend, function, args, keywords, "", False, fewer, retries=False)
+            frozen = fewer
+    return frozen
 
 
 def _written_arguments(
