@@ -240,11 +240,13 @@ def planned_package(
     inference: bool = False,
     frozen: Collection[str] = (),
     numbers: Sequence[int] | None = None,
+    keeps_residuals: bool = True,
 ) -> Package:
     """Capture ``function`` with example arguments and decide its kernels.
 
     The arguments named in ``frozen`` get no gradient. The dropouts of the function have
-    ``numbers``, from 0 on by default. Raises EjectError.
+    ``numbers``, from 0 on by default. Without ``keeps_residuals`` the backward reads arguments
+    alone, so that it can follow a forward that stores nothing else. Raises EjectError.
     """
     captured, formulas = (
         capture(function, args, keywords, name, inference, definitions, frozen, numbers)
@@ -261,7 +263,9 @@ def planned_package(
     upstream = [one for one in _upstream_names(captured, output_names) if one is not None]
     program = _each_of_its_own(lower(captured, upstream), output_names, captured)
     names: dict[Node, str] = dict(zip(program.outputs, output_names, strict=True))
-    program, residuals = with_residuals(program, captured, [*taken, *upstream, *output_names])
+    residuals: tuple[Residual, ...] = ()
+    if keeps_residuals:
+        program, residuals = with_residuals(program, captured, [*taken, *upstream, *output_names])
     names |= {one.node: one.kept.name for one in residuals}
     results = [*program.outputs, *(one.node for one in residuals)]
     kernels = list(map(SummingKernel, _ordered(schedule(results, captured.hints))))

@@ -154,6 +154,19 @@ def reference_import(package: Package | Cut) -> str:
 
 def draw_text(package: Package | Cut) -> str:
     """Return the text of ``draw``; empty where valid values cannot be known (integers)."""
+    drawn = drawn_text(package)
+    if not drawn:
+        return ""
+    return (
+        f"{drawn}\n\ndef draw(source: Draw) -> Inputs:\n"
+        '    """Draw tensors of any sizes and layouts that the reference accepts."""\n'
+        "    return Inputs(accepted(reference, lambda: _drawn(source)))\n"
+    )
+
+
+def drawn_text(package: Package | Cut) -> str:
+    """Return the text of ``_drawn``, which draws the tensors of one call, whether or not the
+    reference accepts them together; empty where valid values cannot be known."""
     seed = package.captured.seed
     if any(
         not one.tensor.is_floating_point() and one.name != seed
@@ -178,11 +191,7 @@ def draw_text(package: Package | Cut) -> str:
         *tensors,
         "    )",
     ]
-    return (
-        "\n".join(body) + "\n\n\ndef draw(source: Draw) -> Inputs:\n"
-        '    """Draw tensors of any sizes and layouts that the reference accepts."""\n'
-        "    return Inputs(accepted(reference, lambda: _drawn(source)))\n"
-    )
+    return "\n".join(body) + "\n"
 
 
 def autocast_text(package: Package) -> str:

@@ -259,6 +259,15 @@ def patterns(package: Package | Cut) -> list[tuple[str, list[str]]]:
 
 
 def _supports(package: Package) -> str:
+    body = "\n".join(["    return mismatch(", *mismatch_lines(package), "    )"])
+    return (
+        f"def supports({annotated(package.parameters)}) -> str | None:\n"
+        '    """Return None if the kernels take these shapes, else the reason."""\n' + body + "\n"
+    )
+
+
+def mismatch_lines(package: Package) -> list[str]:
+    """Return the arguments of ``mismatch``: the shapes that the kernels were written for."""
     lines = []
     for name, dims in patterns(package):
         known = re.compile(r"\w+|\w+ // \d+")
@@ -270,11 +279,7 @@ def _supports(package: Package) -> str:
         lines.append(f"        least={package.least!r},".replace("'", '"'))
     if package.widest is not None:
         lines.append(f"        widest={package.widest},")
-    body = "\n".join(["    return mismatch(", *lines, "    )"])
-    return (
-        f"def supports({annotated(package.parameters)}) -> str | None:\n"
-        '    """Return None if the kernels take these shapes, else the reason."""\n' + body + "\n"
-    )
+    return lines
 
 
 def _fake_gradient(package: Package) -> str:

@@ -13,6 +13,7 @@ from fuselab import ops
 from fuselab.composition import Composition
 from fuselab.errors import FuselabError, TargetError, UnknownNameError
 from fuselab.op import FusedOp
+from fuselab.prove.blanks import refuse_blanks
 from fuselab.prove.process_state import ProcessState
 
 COMPOSED = "composed.py"  # the file of a folder that holds a Composition
@@ -52,6 +53,7 @@ def refuse_unknown(spec: str) -> None:
     path_text, _, _ = spec.partition(":") if "::" not in spec else (spec, "", "")
     path = Path(path_text).expanduser()
     if path.is_dir() and not is_library_name(spec):
+        refuse_blanks(path)
         return
     if path.suffix == ".py" or "/" in path_text:
         if not path.is_file():
@@ -179,6 +181,7 @@ def changed_by_import(op: FusedOp) -> list[str]:
 
 def _import_folder(folder: Path) -> ModuleType:
     """Import a kernel package by path under a unique package name."""
+    refuse_blanks(folder)
     fresh = sorted(file.name for file in folder.glob("*.new"))
     if fresh:
         raise TargetError(

@@ -1,0 +1,320 @@
+"""A user's CUDA C++ kernel as an implementation: the device code, and the launcher in ``op.py``."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuselab.errors import BuildError, MissingTargetError, TargetError
+from fuselab.packaging import arguments, cuda_text
+from fuselab.packaging.arguments import KernelParameter, Launch
+from fuselab.packaging.cuda_text import HostLaunch, Kernel
+from fuselab.packaging.definition import Definition
+from fuselab.packaging.triton_package import Written
+from fuselab.runtime.cuda_source import CudaSource
+
+ARCHITECTURE = "sm_80"
+THREADS = 256
+# The dtypes that a template is tried with, and their names in CUDA C++.
+CUDA_NAMES = {
+    "float32": "float",
+    "float16": "__half",
+    "bfloat16": "__nv_bfloat16",
+    "float64": "double",
+}
+_DTYPES = {
+    **{name: dtype for dtype, name in CUDA_NAMES.items()},
+    "half": "float16",
+    "nv_bfloat16": "bfloat16",
+    "int": "int32",
+    "int32_t": "int32",
+    "int64_t": "int64",
+    "long long": "int64",
+    "uint8_t": "uint8",
+    "bool": "bool",
+}
+_BACKWARD = re.compile(r"backward|bwd|grad", re.IGNORECASE)
+_HEADERS = {"__half": "cuda_fp16.h", "__nv_bfloat16": "cuda_bf16.h"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A ``.cu`` file and the kernel of it that becomes the operator. ``code`` is what NVRTC
+    compiles, ``host`` the launch that the file itself has."""
+
+    path: Path
+    kernel: Kernel
+    code: str
+    host: HostLaunch | None
+    dtypes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+    @property
+    def parameters(self) -> tuple[KernelParameter, ...]:
+        return self.kernel.parameters
+
+
+def read(path: Path, chosen: str) -> Source:
+    """Return the kernel of a ``.cu`` file: the ``chosen`` one, or the only one that is no backward.
+
+    Raises TargetError where there is none, several, or one with parameters that no launch of
+    fuselab passes; BuildError where its code does not compile without the host's.
+    """
+    if not path.is_file():
+        raise MissingTargetError(f"{path}: no such file; give FILE.cu.")
+    text = path.read_text(encoding="utf-8")
+    kernels = cuda_text.kernels_in(text)
+    if not kernels:
+        raise TargetError(f"{path} has no __global__ function with a body.")
+    if chosen:
+        named = [one for one in kernels if one.name == chosen]
+        if not named:
+            raise TargetError(
+                f"{path} has no kernel '{chosen}'; it has {cuda_text.names_of(kernels)}."
+            )
+    else:
+        named = [one for one in kernels if not _BACKWARD.search(one.name)] or kernels
+        if len(named) > 1:
+            raise TargetError(
+                f"{path} has several kernels ({cuda_text.names_of(named)}); name one: "
+                f"{path}:{named[0].name}."
+            )
+    kernel = named[0]
+    if kernel.unknown:
+        raise TargetError(
+            f"{kernel.name} in {path} takes '{kernel.unknown[0]}'; a launch passes pointers and "
+            "numbers of a stated width (int, int64_t, float, double)."
+        )
+    host = cuda_text.host_launch(text, kernel)
+    code = _with_headers(cuda_text.device_code(text), kernel)
+    return Source(path, kernel, code, host, _dtypes(path, kernel, code, host))
+
+
+def _with_headers(code: str, kernel: Kernel) -> str:
+    """Return device code with the headers of the 16-bit types, which a template may be made of."""
+    wanted = (
+        _HEADERS
+        if _is_template(kernel)
+        else {name: header for name, header in _HEADERS.items() if re.search(rf"\b{name}\b", code)}
+    )
+    missing = [f"#include <{header}>" for header in wanted.values() if header not in code]
+    return "\n".join([*missing, "", code]) if missing else code
+
+
+def _is_template(kernel: Kernel) -> bool:
+    return any(kind == "type" for kind, _, _ in kernel.template)
+
+
+def _dtypes(path: Path, kernel: Kernel, code: str, host: HostLaunch | None) -> tuple[str, ...]:
+    """Return the dtypes that the kernel takes: of a template those that compile."""
+    pointed = [
+        _DTYPES.get(kernel.pointed[one.name])
+        for one in kernel.parameters
+        if one.name in kernel.pointed
+    ]
+    known = [one for one in pointed if one is not None]
+    fixed = tuple(dict.fromkeys(one for one in known if "int" not in one and one != "bool"))
+    tried = tuple(CUDA_NAMES) if _is_template(kernel) else fixed[:1] or tuple(known[:1])
+    if not tried:
+        raise TargetError(
+            f"{kernel.name} in {path} points to {', '.join(kernel.pointed.values()) or 'nothing'}; "
+            f"a tensor's elements are {', '.join(_DTYPES)}."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "cuda_kernels.cu"
+        file.write_text(code, encoding="utf-8")
+        source = CudaSource(file)
+        compiled, failure = [], None
+        for dtype in tried:
+            try:
+                source.compile(_expression(kernel, host, CUDA_NAMES.get(dtype, "")), ARCHITECTURE)
+                compiled.append(dtype)
+            except BuildError as error:
+                failure = failure or error
+    if not compiled and failure is not None:
+        line = next((one for one in failure.log.splitlines() if "error" in one), str(failure))
+        raise BuildError(
+            f"{kernel.name} of {path} does not compile without the host's code: "
+            f"{line.split('): ')[-1].rstrip('.')}.",
+            failure.log,
+        )
+    return tuple(compiled)
+
+
+def _expression(kernel: Kernel, host: HostLaunch | None, scalar: str) -> str:
+    """Return an instantiation; ``scalar`` stands for its types."""
+    if not kernel.template:
+        return kernel.name
+    values = []
+    for place, (kind, name, default) in enumerate(kernel.template):
+        said = host.template[place] if host and place < len(host.template) else None
+        if kind == "type":
+            is_wide = re.search(r"acc|opmath|compute|wide", name, re.IGNORECASE)
+            values.append(default or "float" if is_wide else scalar)
+        elif said is not None and cuda_text.value_of(said) is not None:
+            values.append(said)
+        elif default is not None:
+            values.append(default)
+        else:
+            values.append("true" if kind == "bool" else str(THREADS))
+    return f"{kernel.name}<{', '.join(values)}>"
+
+
+def written(source: Source, definition: Definition) -> Written:
+    """Return the package's part for a CUDA kernel: its launcher is written."""
+    kernel, host = source.kernel, source.host
+    launch = arguments.arranged(kernel.parameters, definition)
+    _from_host(source, launch)
+    block, grid = _shape(source, launch)
+    lines = [*launch.allocations]
+    for name, told in launch.blanks:
+        said = f"; the host code has {host.written}" if host is not None and name == "grid" else ""
+        lines += [f"# FILL IN: {told}{said}", f"{name} = None"]
+    args = [
+        f"{one.code}({launch.given[one.name]})" if one.code else launch.given[one.name]
+        for one in kernel.parameters
+    ]
+    template = _is_template(kernel)
+    first = definition.tensors[0] if definition.tensors else launch.outputs[0]
+    named = _expression(kernel, host, f"{{CUDA_NAMES[{first}.dtype]}}")
+    launched = [
+        f'SOURCE.launch({"f" * template}"{named}", {grid}, {block}, ({", ".join(args)},)'
+        + _shared(source, launch)
+        + ")"
+    ]
+    if launch.outputs and not launch.blanks:
+        lines.append(f"if {launch.outputs[0]}.numel():  # a grid has at least one block")
+        launched = [f"    {line}" for line in launched]
+    lines += [*launched, f"return {', '.join(launch.outputs)}"]
+    _note_constants(source, launch)
+    codes = sorted({one.code for one in kernel.parameters if one.code})
+    likes = [one for one in ("output_like", "outputs_like") if f"{one}(" in "\n".join(lines)]
+    head = ['SOURCE = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))']
+    dtypes = ", ".join(f"torch.{one}" for one in source.dtypes)
+    head.append(f"DTYPES = ({dtypes},)")
+    if template:
+        entries = ", ".join(f'torch.{one}: "{CUDA_NAMES[one]}"' for one in source.dtypes)
+        head.append(f"CUDA_NAMES = {{{entries}}}")
+    expressions = ", ".join(
+        f'"{_expression(kernel, host, CUDA_NAMES.get(one, ""))}"' for one in source.dtypes
+    )
+    head += ["# For commands that compile without a GPU.", f"CUDA_EXPRESSIONS = ({expressions},)"]
+    return Written(
+        files={"cuda_kernels.cu": source.code},
+        launcher="\n".join(f"    {line}" for line in lines),
+        imports=[
+            "from pathlib import Path",
+            f"from fuselab.runtime.cuda_source import {', '.join(['CudaSource', *codes])}",
+            *(f"from fuselab.runtime.signature import {one}" for one in likes),
+        ],
+        blanks=[told for _, told in launch.blanks],
+        guesses=launch.guesses,
+        head="\n".join(head),
+        dtypes="DTYPES",
+    )
+
+
+def _from_host(source: Source, launch: Launch) -> None:
+    """Take sizes as the file's own launch computes them."""
+    host = source.host
+    if host is None or len(host.given) != len(source.parameters):
+        return
+    for one, said in zip(source.parameters, host.given, strict=True):
+        if one.kind != arguments.NUMBER or said is None or one.code in ("f32", "f64"):
+            continue
+        text = _renamed(said, source, launch)
+        if text is not None:
+            launch.given[one.name] = text
+            launch.blanks = [each for each in launch.blanks if each[0] != one.name]
+            launch.guesses = [
+                each for each in launch.guesses if not each.startswith(f"{one.name} ")
+            ]
+
+
+def _renamed(said: str, source: Source, launch: Launch) -> str | None:
+    """Return a text of the host's tensors with the launcher's names; None if one is not known."""
+    host = source.host
+    assert host is not None
+    names = {
+        given: launch.given[one.name]
+        for one, given in zip(source.parameters, host.given, strict=False)
+        if given in host.tensors and one.kind != arguments.NUMBER
+    }
+    used = {word for word in re.findall(r"[A-Za-z_]\w*", said) if word in host.tensors}
+    if not used <= names.keys():
+        return None
+    return re.sub(r"\b[A-Za-z_]\w*\b", lambda match: names.get(match[0], match[0]), said)
+
+
+def _shape(source: Source, launch: Launch) -> tuple[str, str]:
+    """Return the texts of the block and of the grid: the host's, or those that the kernel's own
+    positions show."""
+    kernel, host = source.kernel, source.host
+    block = host.block if host is not None else None
+    if block is None:
+        block = (kernel.threads or THREADS,)
+        launch.guesses.append(f"{kernel.name} runs in blocks of {block[0]} threads")
+    block_text = f"({', '.join(map(str, (*block, 1, 1)[:3]))})"
+    if host is not None and host.grid is not None:
+        axes = [_renamed(one, source, launch) for one in host.grid]
+        if None not in axes:
+            return block_text, f"({', '.join((*map(str, axes), '1', '1')[:3])})"
+    body = re.sub(r"\s+|\(int64_t\)|static_cast<\w+>", "", kernel.body).replace(
+        "(blockIdx.x)", "blockIdx.x"
+    )
+    numbers = [one.name for one in kernel.parameters if one.kind == arguments.NUMBER]
+    limits = [name for name in numbers if re.search(rf"(?:<|>=){name}\b", body)]
+    one_axis = not re.search(r"(?:blockIdx|threadIdx)\.[yz]", body) and len(block) == 1
+    flat = re.search(
+        r"blockIdx\.x\*blockDim\.x\+threadIdx\.x|threadIdx\.x\+blockIdx\.x\*blockDim\.x", body
+    )
+    if (
+        one_axis
+        and flat
+        and limits
+        and limits[0] in launch.given
+        and not _is_blank(launch, limits[0])
+    ):
+        count = launch.given[limits[0]]
+        launch.guesses.append(f"{kernel.name} runs one thread per {limits[0]}")
+        return block_text, f"(-(-{count} // {block[0]}), 1, 1)"
+    if one_axis and not flat and "blockIdx.x" in body and launch.outputs and limits:
+        width = launch.given[limits[-1]]
+        tensor = width.partition(".")[0]
+        if width == f"{tensor}.shape[-1]":
+            launch.guesses.append(f"{kernel.name} runs one block per row of {tensor}")
+            return block_text, f"({tensor}.numel() // max({width}, 1), 1, 1)"
+    launch.blank("grid", f"how many blocks of {kernel.name} run: (x, y, z)")
+    return block_text, "grid"
+
+
+def _is_blank(launch: Launch, name: str) -> bool:
+    return any(one == name for one, _ in launch.blanks)
+
+
+def _shared(source: Source, launch: Launch) -> str:
+    """Return the text of the dynamic shared memory, if the kernel has some."""
+    if not re.search(r"extern\s+__shared__", source.kernel.body):
+        return ""
+    host = source.host
+    said = _renamed(host.shared, source, launch) if host is not None else None
+    if said is None or said == "0":
+        launch.blank("shared_bytes", "the bytes of dynamic shared memory of a block")
+        return ", shared_bytes=shared_bytes"
+    return f", shared_bytes={said}"
+
+
+def _note_constants(source: Source, launch: Launch) -> None:
+    """Note the template's constants that neither the host's launch nor a default gives."""
+    host = source.host
+    for place, (kind, name, default) in enumerate(source.kernel.template):
+        said = host.template[place] if host and place < len(host.template) else None
+        is_known = said is not None and cuda_text.value_of(said) is not None
+        if kind != "type" and default is None and not is_known:
+            value = "true" if kind == "bool" else str(THREADS)
+            launch.guesses.append(f"the template's {name} is {value}")

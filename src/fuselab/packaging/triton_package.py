@@ -1,0 +1,370 @@
+"""A user's Triton kernels as an implementation: their file, and the launcher in ``op.py``."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from fuselab.errors import FuselabError, TargetError
+from fuselab.inspect.assembly import subjects, triton_compile
+from fuselab.packaging import arguments, triton_roles
+from fuselab.packaging.arguments import KernelParameter, Launch
+from fuselab.packaging.definition import MISSING, Definition, Parameter, literal, parameters_of
+from fuselab.packaging.python_source import sliced
+from fuselab.runtime import interpreter
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file with Triton kernels, and what of it becomes the operator: a function that launches
+    them, or one kernel alone. ``args`` and ``kwargs`` are those of ``get_inputs()``, if the file
+    has one."""
+
+    path: Path
+    kernels: Mapping[str, Any]
+    name: str
+    chosen: Any
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    has_inputs: bool = False
+
+    @property
+    def is_launcher(self) -> bool:
+        return not triton_compile.is_kernel(self.chosen)
+
+
+@dataclass(frozen=True)
+class Written:
+    """An implementation's part of a package: its files, and the text of its launcher.
+
+    ``imports`` are those that the launcher needs, ``head`` the statements before it. ``wrapped``
+    says that the user's own function launches. ``blanks`` and ``guesses`` are sentences for the
+    user. ``configs`` is the statement with the configurations to tune, ``dtypes`` the name of the
+    dtypes that the kernel takes, if it does not take all.
+    """
+
+    files: Mapping[str, str]
+    launcher: str
+    imports: Sequence[str]
+    head: str = ""
+    wrapped: bool = False
+    blanks: Sequence[str] = ()
+    guesses: Sequence[str] = ()
+    configs: str | None = None
+    dtypes: str | None = None
+
+
+def found_in(path: Path, module: ModuleType, name: str) -> Source | None:
+    """Return the kernels of a file; None if it has none. Raises TargetError where the name is not
+    there, or there are several to choose from."""
+    kernels = subjects.kernels_in(module)
+    if not kernels:
+        return None
+    functions = {
+        key: one for key, one in subjects.functions_in(module).items() if _launches(one, kernels)
+    }
+    if name:
+        chosen = getattr(module, name, None)
+        if chosen is None:
+            raise TargetError(
+                f"{path} has no '{name}'; it has {', '.join((*functions, *kernels))}."
+            )
+        if not triton_compile.is_kernel(chosen) and name not in functions:
+            return None
+    else:
+        choice = functions or _entries(kernels)
+        if len(choice) != 1:
+            raise TargetError(
+                f"{path} has {', '.join(choice)}; name one: {path}:{next(iter(choice))}."
+            )
+        name, chosen = next(iter(choice.items()))
+    offer = getattr(module, "get_inputs", None)
+    args, kwargs = subjects.inputs_of(offer, path) if offer is not None else ((), {})
+    return Source(path, kernels, name, chosen, args, kwargs, offer is not None)
+
+
+def _launches(function: Any, kernels: Mapping[str, Any]) -> bool:
+    """Return whether a function names a kernel, itself or in the functions of its file."""
+    seen: set[str] = set()
+    waiting = [function]
+    while waiting:
+        one = waiting.pop()
+        names = {*one.__code__.co_names, *one.__code__.co_freevars}
+        if names & kernels.keys():
+            return True
+        for name in names - seen:
+            value = one.__globals__.get(name)
+            if inspect.isfunction(value) and value.__module__ == one.__module__:
+                waiting.append(value)
+        seen |= names
+    return False
+
+
+def _entries(kernels: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the kernels that no other kernel of the file calls."""
+    called = {
+        name
+        for name in kernels
+        for other, one in kernels.items()
+        if other != name and name in triton_compile.python_function(one).__code__.co_names
+    }
+    return {name: one for name, one in kernels.items() if name not in called} or dict(kernels)
+
+
+def _definitions(kernels: Mapping[str, Any]) -> dict[str, ast.FunctionDef]:
+    return {
+        name: triton_roles.definition_of(triton_compile.python_function(one))
+        for name, one in kernels.items()
+    }
+
+
+# --- a function that launches ---------------------------------------------------------------------
+
+
+def launcher_parameters(source: Source) -> tuple[list[Parameter], int | None]:
+    """Return the operator's parameters as a launching function has them, and how many tensors it
+    returns, if it runs in Triton's interpreter with the file's inputs."""
+    found = parameters_of(source.chosen, source.args, source.kwargs, source.name)
+    constants = {
+        name.lower()
+        for one in source.kernels.values()
+        for name, parameter in _parameters(one).items()
+        if parameter.is_constexpr
+    }
+    settings = {"num_warps", "num_stages", *constants}
+    kept = [one for one in found if not (one.default and one.name.lower() in settings)]
+    if not source.has_inputs:
+        return kept, None
+    spec = f"{source.path.resolve()}:{source.name}"
+    try:
+        returned = interpreter.run(spec, *source.args, **source.kwargs)
+    except FuselabError:
+        return kept, None
+    if isinstance(returned, Tensor):
+        return kept, 1
+    if isinstance(returned, tuple) and returned and all(isinstance(x, Tensor) for x in returned):
+        return kept, len(returned)
+    return kept, None
+
+
+def _parameters(kernel: Any) -> dict[str, Any]:
+    function = triton_compile.jit_function(kernel)
+    return {one.name: one for one in function.params}
+
+
+def with_launcher(source: Source, definition: Definition) -> Written:
+    """Return the package's part for a file whose function launches its kernels."""
+    kernels = sliced(source.path, list(source.kernels))
+    beside = dict.fromkeys(kernels.defined, "triton_kernels")
+    launch = sliced(source.path, [source.name], beside)
+    given: list[str] = []
+    blanks: list[str] = []
+    lines: list[str] = []
+    names = {one.lower(): one for one in definition.names}
+    parameters = inspect.signature(source.chosen).parameters
+    required = [one for one in parameters.values() if one.default is MISSING]
+    extra = [one.name for one in required if one.name.lower() not in names]
+    tensors = [name for name in definition.names if name.lower() not in map(str.lower, parameters)]
+    renamed = dict(zip(extra, tensors, strict=False)) if len(extra) == len(tensors) else {}
+    allocated = [] if renamed else extra
+    if allocated and len(allocated) == definition.outputs:
+        like = "output_like" if len(allocated) == 1 else "outputs_like"
+        lines.append(f"{', '.join(allocated)} = {like}(reference, {', '.join(definition.names)})")
+    elif allocated:
+        for name in allocated:
+            blanks.append(f"{name}, which {source.name} takes and the reference does not")
+            lines += [f"# FILL IN: {blanks[-1]}", f"{name} = None"]
+    floats = {one.name for one in definition.parameters if one.annotation == "float"}
+    for name, one in parameters.items():
+        value = renamed.get(name, names.get(name.lower(), name if name in allocated else None))
+        if value is None:
+            continue
+        value = f"float({value})" if value in floats else value
+        by_name = one.kind is one.KEYWORD_ONLY or any("=" in text for text in given)
+        skipped = any(
+            other not in names and other not in renamed and other not in allocated
+            for other in list(parameters)[: list(parameters).index(name)]
+        )
+        given.append(f"{name}={value}" if by_name or skipped else value)
+    called = f"launch.{source.name}({', '.join(given)})"
+    if allocated:
+        lines += [called, f"return {', '.join(allocated)}"]
+    else:
+        lines.append(f"return {called}")
+    guesses = [f"{one} of {source.name} is {other}, by its place" for one, other in renamed.items()]
+    imports = ["from . import launch"]
+    if any("like(reference" in line for line in lines):
+        like = "output_like" if len(allocated) == 1 else "outputs_like"
+        imports.append(f"from fuselab.runtime.signature import {like}")
+    return Written(
+        files={
+            "triton_kernels.py": f'"""The Triton kernels."""\n\n{kernels.text}',
+            "launch.py": f'"""The function that launches them."""\n\n{launch.text}',
+            **kernels.files,
+            **launch.files,
+        },
+        launcher="\n".join(f"    {line}" for line in lines),
+        imports=imports,
+        wrapped=True,
+        blanks=blanks,
+        guesses=guesses,
+    )
+
+
+# --- a kernel alone -------------------------------------------------------------------------------
+
+
+def kernel_parameters(source: Source) -> list[KernelParameter]:
+    """Return what a bare kernel does with its parameters; their values are the example's."""
+    definitions = _definitions(source.kernels)
+    roles = triton_roles.roles_of(definitions[source.name], definitions)
+    given = dict(zip(roles.accesses, source.args, strict=False)) | dict(source.kwargs)
+    found = []
+    for name, parameter in _parameters(source.chosen).items():
+        accesses = roles.accesses.get(name, set())
+        value = given.get(name, parameter.default)
+        if parameter.is_constexpr:
+            kind = arguments.CONSTANT
+        elif not accesses and not isinstance(value, Tensor):
+            kind = arguments.NUMBER
+        elif triton_roles.ADDS in accesses:
+            kind = arguments.ADDED
+        elif triton_roles.STORES in accesses:
+            kind = arguments.UPDATED if triton_roles.LOADS in accesses else arguments.OUTPUT
+        else:
+            kind = arguments.INPUT
+        found.append(KernelParameter(name, kind, "", value))
+    return found
+
+
+def with_kernel(
+    source: Source, kernel: Sequence[KernelParameter], definition: Definition
+) -> Written:
+    """Return the package's part for a bare kernel: its launcher is written."""
+    cut = sliced(source.path, [source.name])
+    definitions = _definitions(source.kernels)
+    roles = triton_roles.roles_of(definitions[source.name], definitions)
+    launch = arguments.arranged(kernel, definition)
+    block = _block(kernel, roles)
+    constants = _constants(kernel, roles, launch, block)
+    grid = _grid(source.name, roles, launch, constants)
+    positional = [launch.given[one.name] for one in kernel if one.kind != arguments.CONSTANT]
+    keywords = [f"{name}={text}" for name, text in constants.items()]
+    if any(one.kind == arguments.CONSTANT for one in kernel[: len(positional)]):
+        others = [one for one in kernel if one.kind != arguments.CONSTANT]
+        keywords = [f"{one.name}={launch.given[one.name]}" for one in others] + keywords
+        positional = []
+    lines = [*launch.allocations]
+    for name, told in launch.blanks:
+        lines += [f"# FILL IN: {told}", f"{name} = None"]
+    if block is not None:
+        like = definition.tensors[0] if definition.tensors else launch.outputs[0]
+        lines.append(f'config = chosen(NAME, "triton", ({like}.dtype,), CONFIGS)')
+        keywords.append("**config")
+    lines += [
+        f"launch({', '.join([source.name, grid, *positional, *keywords])})",
+        f"return {', '.join(launch.outputs)}",
+    ]
+    imports = [
+        "from fuselab.runtime.triton_launch import launch",
+        f"from .triton_kernels import {source.name}",
+    ]
+    text = "\n".join(lines)
+    imports += [
+        f"from fuselab.runtime.signature import {like}"
+        for like in ("output_like", "outputs_like")
+        if f"{like}(" in text
+    ]
+    if "triton." in text:
+        imports.append("import triton")
+    configs = None
+    if block is not None:
+        imports.append("from fuselab.runtime.tuning import Config, chosen")
+        configs = _configs(block, kernel)
+    return Written(
+        files={"triton_kernels.py": f'"""The Triton kernels."""\n\n{cut.text}', **cut.files},
+        launcher="\n".join(f"    {line}" for line in lines),
+        imports=imports,
+        blanks=[told for _, told in launch.blanks],
+        guesses=launch.guesses,
+        configs=configs,
+    )
+
+
+def _block(kernel: Sequence[KernelParameter], roles: triton_roles.Roles) -> str | None:
+    """Return the constant that tuning may choose: the block of a grid of one dimension."""
+    if roles.programs != {0} or 0 not in roles.blocks or roles.limits.get(0) is None:
+        return None
+    name = roles.blocks[0]
+    return (
+        name if any(one.name == name and one.kind == arguments.CONSTANT for one in kernel) else None
+    )
+
+
+def _configs(block: str, kernel: Sequence[KernelParameter]) -> str:
+    """Return the configurations to tune; the first is the example's, or a usual one."""
+    own = next(one.default for one in kernel if one.name == block)
+    first = own if isinstance(own, int) else 1024
+    sizes = list(dict.fromkeys([first, 1024, 512, 2048, 4096]))
+    entries = ", ".join(
+        f"Config({block}={size}, num_warps={max(1, min(size // 256, 16))})" for size in sizes
+    )
+    return f"CONFIGS = [{entries}]"
+
+
+def _constants(
+    kernel: Sequence[KernelParameter], roles: triton_roles.Roles, launch: Launch, block: str | None
+) -> dict[str, str]:
+    """Return the text of each constant of the launch, but for the tuned one."""
+    found = {}
+    for one in kernel:
+        if one.kind != arguments.CONSTANT or one.name == block:
+            continue
+        width = roles.widths.get(one.name)
+        if one.name in launch.given:
+            found[one.name] = launch.given[one.name]
+        elif width in launch.given and one.name not in roles.blocks.values():
+            found[one.name] = f"triton.next_power_of_2({launch.given[width]})"
+        elif one.default is not MISSING:
+            found[one.name] = literal(one.default)
+            launch.guesses.append(f"{one.name} is {found[one.name]}, as the file has it")
+        elif re.fullmatch(r"(?i)block\w*|\w*_block|b[mnk]", one.name):
+            found[one.name] = "64" if len(roles.programs) > 1 else "1024"
+            launch.guesses.append(f"{one.name} is {found[one.name]}, a usual size")
+        else:
+            told = f"the kernel's constant {one.name}"
+            found[one.name] = launch.blank(one.name, told)
+    return found
+
+
+def _grid(
+    name: str, roles: triton_roles.Roles, launch: Launch, constants: Mapping[str, str]
+) -> str:
+    """Return the text of the grid: programs for the blocks of each axis, or for its rows."""
+    axes = []
+    for axis in range(max(roles.programs, default=0) + 1):
+        block, limit = roles.blocks.get(axis), roles.limits.get(axis)
+        if axis not in roles.programs:
+            axes.append("1")
+        elif limit is not None and limit in launch.given and block is not None:
+            size = constants.get(block, f"config.{block}")
+            axes.append(f"triton.cdiv({launch.given[limit]}, {size})")
+        elif limit is not None and limit in launch.given:
+            axes.append(launch.given[limit])
+        elif len(roles.programs) == 1 and roles.widths and launch.outputs:
+            width = launch.given[next(iter(roles.widths.values()))]
+            tensor = width.partition(".")[0]
+            axes.append(f"{tensor}.numel() // max({width}, 1)")
+            launch.guesses.append(f"{name} runs one program per row of {tensor}")
+        else:
+            launch.blank("grid", f"how many programs of {name} run: a tuple, one number per axis")
+            return "grid"
+    return f"({', '.join(axes)}{',' if len(axes) == 1 else ''})"
