@@ -23,18 +23,18 @@ def study_of(*ways: Way) -> Study:
 def test_both_together() -> None:
     found = conclude(study_of(EAGER, FUSED, COMPILED, BOTH))
     assert found == Headline(
-        sentence="Fused kernels and torch.compile together make dlrm 2.175× as fast: "
-        "41.23 ms becomes 18.96 ms.",
-        slow="53.04 % of a call is moving data through memory. "
+        sentence="Fused kernels and torch.compile together make dlrm 2.17× as fast: "
+        "41.2 ms becomes 19.0 ms.",
+        slow="53.0 % of a call is moving data through memory. "
         "What costs most: 3 operators could be one kernel (dlrm.py:116).",
-        changed="2 chains are now one kernel each: bias_activation in dense_mlp (1.310×), "
-        "mul_gelu_layer_norm_0a1b2c3d4e in the model (1.400×). That alone makes the whole "
-        "call 1.062× as fast. Same parameters, same state_dict; outputs and gradients proved "
+        changed="2 chains are now one kernel each: bias_activation in dense_mlp (1.31×), "
+        "mul_gelu_layer_norm_0a1b2c3d4e in the model (1.40×). That alone makes the whole "
+        "call 1.06× as fast. Same parameters, same state_dict; outputs and gradients proved "
         "first.",
-        limit="No way of running this work here takes less than about 13.02 ms, the time of its "
-        "arithmetic. Eager reaches 31.58 % of that limit, the fastest way 68.67 %.",
-        compile="Not quite: torch.compile alone takes 19.87 ms, 2.075× as fast, 95.91 % of the "
-        "gain; torch.compile of fused takes 18.96 ms, 2.175×. Its first call took 14.31 s.",
+        limit="No way of running this work here takes less than about 13.0 ms, the time of its "
+        "arithmetic. Eager reaches 31.6 % of that limit, the fastest way 68.7 %.",
+        compile="Not quite: torch.compile alone takes 19.9 ms, 2.08× as fast, 95.9 % of the "
+        "gain; torch.compile of fused takes 19.0 ms, 2.17×. Its first call took 14.3 s.",
     )
 
 
@@ -43,7 +43,7 @@ def test_both_together() -> None:
     [
         (way("fused", "f", 41000.0, 1.006, "SAME"), "that makes no measurable difference"),
         (way("fused", "f", 41000.0, 1.006, "UNCLEAR"), "is lost in the scatter of the timings"),
-        (way("fused", "f", 44000.0, 0.94, "SLOWER"), "makes the whole call 0.9400× as fast"),
+        (way("fused", "f", 44000.0, 0.94, "SLOWER"), "makes the whole call 0.940× as fast"),
         (Way("fused", "f", reason="it raised"), "The whole call was not timed (it raised)."),
     ],
 )
@@ -54,9 +54,9 @@ def test_what_a_kept_replacement_does_to_the_whole(fused: Way, says: str) -> Non
 def test_compile_alone_is_enough() -> None:
     found = conclude(study_of(EAGER, NO_FUSED, COMPILED, NO_BOTH))
     assert found.sentence == (
-        "torch.compile alone makes dlrm 2.075× as fast: 41.23 ms becomes 19.87 ms."
+        "torch.compile alone makes dlrm 2.08× as fast: 41.2 ms becomes 19.9 ms."
     )
-    assert found.compile.startswith("Yes: torch.compile alone takes 19.87 ms, 2.075× as fast, and")
+    assert found.compile.startswith("Yes: torch.compile alone takes 19.9 ms, 2.08× as fast, and")
 
 
 def test_within_the_noise_the_simpler_way_counts() -> None:
@@ -71,8 +71,8 @@ def test_within_the_noise_the_simpler_way_counts() -> None:
 def test_compile_does_not_help() -> None:
     slower = way("compiled", "torch.compile", 43000.0, 0.9588, "SLOWER")
     found = conclude(study_of(EAGER, FUSED, slower, replace(slower, name="compiled_fused")))
-    assert found.sentence.startswith("fuselab.fuse makes dlrm 1.062× as fast")
-    assert found.compile.startswith("No: torch.compile alone takes 43.00 ms, 0.9588× as fast, ")
+    assert found.sentence.startswith("fuselab.fuse makes dlrm 1.06× as fast")
+    assert found.compile.startswith("No: torch.compile alone takes 43.0 ms, 0.959× as fast, ")
 
 
 def test_compile_does_not_run() -> None:
@@ -86,25 +86,23 @@ def test_nothing_helps() -> None:
     same = way("compiled", "torch.compile", 41100.0, 1.003, "SAME")
     study = replace(study_of(EAGER, NO_FUSED, same, NO_BOTH), replaced=())
     found = conclude(study)
-    assert found.sentence.endswith("no way tried beats eager's 41.23 ms.")
+    assert found.sentence.endswith("no way tried beats eager's 41.2 ms.")
     assert (
         found.changed == "Nothing. No chain in it is one that an operator or a new kernel computes."
     )
     assert "the fastest way" not in found.limit
     unclear = way("compiled", "torch.compile", 30000.0, 1.37, "UNCLEAR")
     found = conclude(study_of(EAGER, NO_FUSED, unclear, NO_BOTH))
-    assert found.sentence.startswith(
-        "Nothing tried makes dlrm clearly faster than eager's 41.23 ms"
-    )
-    assert found.compile.startswith("Not clear: torch.compile alone takes 30.00 ms, 1.370× as fast")
+    assert found.sentence.startswith("Nothing tried makes dlrm clearly faster than eager's 41.2 ms")
+    assert found.compile.startswith("Not clear: torch.compile alone takes 30.0 ms, 1.37× as fast")
     assert "the fastest way" not in found.limit
 
 
 def test_a_gain_that_the_medians_do_not_show_is_no_headline() -> None:
     close = way("compiled", "torch.compile", 40900.0, 1.03, "FASTER")
     found = conclude(study_of(EAGER, NO_FUSED, close, NO_BOTH))
-    assert found.sentence.endswith("no way tried beats eager's 41.23 ms.")
-    assert "which is within 2.000 % of eager's" in found.compile
+    assert found.sentence.endswith("no way tried beats eager's 41.2 ms.")
+    assert "which is within 2.0 % of eager's" in found.compile
 
 
 def test_tried_and_not_kept() -> None:
@@ -129,7 +127,7 @@ def test_beyond_the_limit_says_why(share: float, bound: str, why: str) -> None:
 def test_a_small_finding_gives_way_to_the_costliest_line() -> None:
     study = sample_study()
     found = conclude(replace(study, leads=(replace(study.leads[0], share=0.04),)))
-    assert found.slow.endswith("The costliest line is dlrm.py:116, with 50.65 % of the time.")
+    assert found.slow.endswith("The costliest line is dlrm.py:116, with 50.6 % of the time.")
 
 
 def test_without_a_limit() -> None:

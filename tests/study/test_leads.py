@@ -57,4 +57,4 @@ def test_paths_of_replacements_are_shortened() -> None:
     (row,) = REPLACED[:1]
     long = type(row)(**{**vars(row), "line": "/somewhere/models/dlrm.py:21"})
     (lead,) = leads_of([finding("chain", "dlrm.py:21")], (long,), ())
-    assert lead.done == "Replaced by bias_activation: 1.310× as fast there."
+    assert lead.done == "Replaced by bias_activation: 1.31× as fast there."

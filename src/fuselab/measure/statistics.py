@@ -59,7 +59,7 @@ def quantiles(samples: Sequence[float]) -> dict[str, float]:
 def significant(value: float, digits: int = 4) -> float:
     """Round ``value`` to ``digits`` significant digits.
 
-    Results carry rounded values, so that every view of a result shows the same digits; a timing is
-    not known to more than four.
+    Results carry rounded values, so that every view of a result rounds the same number; a timing is
+    not known to more than four digits.
     """
     return float(f"{value:.{digits}g}")
