@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from fuselab.ejection.covered import is_covered
 from fuselab.inspect import targets
 from fuselab.inspect.chains import find_chains, primitive_calls
-from fuselab.inspect.findings import _advice_on_a_chain
+from fuselab.inspect.findings.memory import advice_on_a_chain
 from fuselab.inspect.profile import profile, profile_target
 
 SINS = Path(__file__).parent / "targets" / "sins.py"
@@ -89,7 +89,7 @@ def test_naive_softmax_is_one_chain():
     assert "puts one kernel in its place" in found.advice
 
 
-def test_the_advice_on_a_chain_names_what_eject_writes_no_kernel_for():
+def test_theadvice_on_a_chain_names_what_eject_writes_no_kernel_for():
     covered = ["mul", "add_", "silu", "native_group_norm", "_softmax", "relu6", "mean", "copy_"]
     covered += [
         "native_dropout",
@@ -99,9 +99,7 @@ def test_the_advice_on_a_chain_names_what_eject_writes_no_kernel_for():
     ]
     assert [name for name in covered if not is_covered(f"aten::{name}")] == []
     assert not is_covered("aten::bernoulli_") and not is_covered("aten::special_erfcx")
-    assert "parts beside bernoulli_." in _advice_on_a_chain(
-        ["aten::mul", "aten::bernoulli_"], False
-    )
+    assert "parts beside bernoulli_." in advice_on_a_chain(["aten::mul", "aten::bernoulli_"], False)
 
 
 def test_a_matrix_product_is_nothing_to_find():

@@ -137,7 +137,8 @@ def test_a_sync_names_what_it_waited_for_and_a_pageable_copy_is_found(window):
     attach_details(window, Details([], []))
     split = split_step(window, on_gpu=True)
     found = {f.kind: f for f in find([window], Details([], []), split, on_gpu=True)}
-    assert found["host sync"].saved_us == 30
+    # not the call's 30 us: what the device idles after its last kernel, from 1060 to the end
+    assert found["host sync"].saved_us == 40
     assert "it waits for aten::add" in found["host sync"].title
     assert found["pageable copy"].saved_us == 5
 

@@ -11,7 +11,9 @@ from torch.profiler import record_function
 from fuselab.errors import ArgumentError, OutputError, TargetError
 from fuselab.inspect import compare, targets
 from fuselab.inspect.profile import parse_schedule, profile, profile_target
+from fuselab.inspect.step_memory import NO_LINE
 from fuselab.inspect.step_split import claim, union
+from fuselab.report.compare_text import compare_text
 from fuselab.report.result import read_result
 
 TARGETS = Path(__file__).parent / "targets"
@@ -190,6 +192,74 @@ def test_compare_orders_by_what_changed(trained):
     assert changed["operators"][0]["share"] == [0.9, after["operators"][0]["share"]]
     gone = next(r for r in changed["operators"] if r["name"] == "aten::gone")
     assert gone["share"][1] is None and gone["us"][1] is None
+
+
+def facts_of_wall(us, *, spread=0.01, rounds=12, device="cpu 1"):
+    return {
+        "step_us": us,
+        "split": {},
+        "memory": None,
+        "busy_share": None,
+        "device": "cpu",
+        "device_name": device,
+        **{table: [] for table in compare.TABLES},
+        "wall": {
+            "us": us,
+            "low_us": us * (1 - spread),
+            "high_us": us * (1 + spread),
+            "rounds_us": [us] * rounds,
+            "machine": {"clock_mhz": 3000.0, "load": 0.5, "cores": 2},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "outcome"),
+    [
+        ({}, {"us": 50}, "FASTER"),
+        ({}, {"us": 200}, "SLOWER"),
+        ({}, {"us": 101}, "SAME"),
+        ({}, {"us": 96}, "UNCLEAR"),
+        ({"spread": 0.5}, {"us": 80}, "UNCLEAR"),
+        ({"rounds": 9}, {"us": 50}, "UNCLEAR"),
+    ],
+)
+def test_two_runs_are_told_apart_only_beyond_their_intervals(before, after, outcome):
+    found = compare.compare(facts_of_wall(100, **before), facts_of_wall(**after))["verdict"]
+    assert found["outcome"] == outcome
+    assert found["speedup"] == pytest.approx(100 / after["us"])
+    assert found["low"] <= found["speedup"] <= found["high"]
+
+
+def test_runs_in_turn_are_judged_round_by_round():
+    before, after = facts_of_wall(100), facts_of_wall(100)
+    before["wall"]["rounds_us"] = [100.0 + 40 * n for n in range(12)]
+    after["wall"]["rounds_us"] = [us / 1.1 for us in before["wall"]["rounds_us"]]
+    found = compare.compare(before, after, interleaved=True)["verdict"]
+    assert (found["outcome"], found["rounds"]) == ("FASTER", 12)
+    assert found["speedup"] == pytest.approx(1.1)
+
+
+def test_other_devices_and_runs_without_rounds_have_no_verdict():
+    assert compare.compare(facts_of_wall(9), facts_of_wall(9, device="b"))["verdict"] is None
+    older = {**facts_of_wall(9), "wall": None}
+    found = compare.compare(older, facts_of_wall(9))
+    assert found["verdict"] is None
+    text = compare_text(found | {"split": {}}, "b.json")
+    assert "no verdict: only one average of a side is known" in text.replace("\n ", " ")
+
+
+def test_one_range_only():
+    target = targets.load(str(TARGETS / "linear_relu.py"))
+    found = profile_target(target, backward=True, schedule=(0, 1, 2, 1), within="backward")
+    assert {r.name for r in found.tables.ranges} == {"backward"}
+    names = {r.name for r in found.tables.operators}
+    assert "aten::mm" in names and "aten::addmm" not in names
+    assert found.describe()["within"] == "backward"
+    lines = {r.name for r in found.tables.memory.lines}
+    assert lines and all(name.endswith(" backward") or name == NO_LINE for name in lines)
+    with pytest.raises(ArgumentError, match="the step has: backward, copy data, forward, loss"):
+        profile_target(target, backward=True, schedule=(0, 1, 1, 1), within="none")
 
 
 def test_compare_refuses_what_is_no_profile(tmp_path):

@@ -25,9 +25,14 @@ def test_screen_and_json_show_the_same_numbers_in_80_columns(tmp_path, capsys):
     assert duration(facts["step_us"]) in text
     for row in facts["lines"]:
         assert duration(row["total_us"]) in text and share(row["share"]) in text
-    assert run([*arguments, "--against", str(file)]) == 0
-    text = capsys.readouterr().out
-    assert "Against" in text and max(map(len, text.splitlines())) <= 80
+    assert duration(facts["wall"]["us"]) in text and len(facts["wall"]["rounds_us"]) >= 10
+    for other in (str(file), target):
+        plot = tmp_path / "p.png"
+        assert run([*arguments, "--against", other, "--plot", str(plot)]) == 0
+        text = capsys.readouterr().out
+        assert "Against" in text and max(map(len, text.splitlines())) <= 80
+        assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "rounds, both in turn in this run" in text
 
 
 def test_hostile_text_reaches_the_screen_as_text(capsys):
@@ -45,6 +50,11 @@ def test_hostile_text_reaches_the_screen_as_text(capsys):
         (["profile", "dlrm", "--schedule", "1,2"], "schedule"),
         (["profile", "dlrm", "--against", "nope.json"], "cannot read 'nope.json'"),
         (["profile", "python"], "name the script"),
+        (["profile", "gone.json"], "no file 'gone.json'"),
+        (["profile", "gone.json", "--backward"], "a trace has its own"),
+        (["profile", "gone.json", "--schedule", "0,1,1,1"], "a trace is recorded"),
+        (["profile", "gone.json", "--against", "dlrm"], "give an earlier --json FILE"),
+        (["profile", "dlrm", "--plot", "p.txt"], "a plot is written as .png"),
         (["profile", "--backward", "--", "python", "x.py"], "belong to a TARGET"),
         (["explain", "dlrm", "--mode", "fast"], "mode 'fast' is unknown"),
         (["explain", "nope.py"], "no file 'nope.py'"),

@@ -9,7 +9,7 @@ import pytest
 from fuselab.errors import MissingDependencyError
 from fuselab.inspect.explain import Explanation
 from fuselab.report import explain_text
-from fuselab.report.screen import bar, cut, table
+from fuselab.report.screen import bar, cut, cut_place, table
 
 
 def test_wide_left_columns_share_the_loss_and_numbers_stay_whole():
@@ -28,6 +28,16 @@ def test_cut_and_bar():
     assert cut("abcdef", 6) == "abcdef" and cut("abcdefg", 6) == "abcde…"
     assert bar(0.0, 10) == "" and bar(1.0, 10) == "█" * 10 and bar(2.0, 4) == "█" * 4
     assert bar(0.5, 1) == "▌"
+
+
+def test_a_line_number_is_never_cut_off():
+    place = "a_rather_long_name_of_a_training_script.py:1234"
+    assert cut_place(place, 20) == "a_rathe…ript.py:1234"
+    assert cut_place("model.py:12", 20) == "model.py:12"
+    assert all(cut_place(place, width).endswith(":1234") for width in range(1, 60))
+    rows = [[cut_place(place, 26), "t" * 90, "1.23 ms"]]
+    line = table(["line", "", "us"], rows, right=[2], whole=[0])[2]
+    assert ":1234 " in line and line.endswith("1.23 ms") and len(line) <= 80
 
 
 def test_without_rich_the_text_is_the_fields(monkeypatch: pytest.MonkeyPatch) -> None:

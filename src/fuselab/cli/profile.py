@@ -26,8 +26,8 @@ def profile(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="TARGET | -- python script.py ARGS",
-            help="file.py, file.py:name, package.module:name, a built-in model; or a script.",
+            metavar="TARGET | TRACE.json | -- python script.py ARGS",
+            help="file.py, file.py:name, package.module:name, a built-in model; a trace; a script.",
         ),
     ],
     data: TargetData = None,
@@ -35,6 +35,9 @@ def profile(
     schedule: Annotated[
         str | None, option("Steps: wait, warm-up, active, repeat.", "W,W,A,R")
     ] = None,
+    tries: Annotated[
+        bool, flag("--try", "Time the larger levers: autocast, torch.compile, and others.")
+    ] = False,
     blocking: Annotated[
         bool, flag("--blocking", "GPU: every launch waits, so that time falls on its cause.")
     ] = False,
@@ -44,14 +47,23 @@ def profile(
     tensorboard: Annotated[
         Path | None, option("Write for TensorBoard's profiler.", "DIR", click_type=FOLDER)
     ] = None,
-    against: Annotated[Path | None, option("Compare with an earlier --json FILE.", "FILE")] = None,
+    plot: Annotated[
+        Path | None, option("Draw split and memory (.png, .svg, .pdf).", "FILE", click_type=FILE)
+    ] = None,
+    within: Annotated[
+        str | None, option("Tables and findings of one named range only.", "RANGE")
+    ] = None,
+    against: Annotated[
+        str | None, option("An earlier --json FILE, or another TARGET to time in turn.", "F|TARGET")
+    ] = None,
     device: Device = "auto",
     json: Json = None,
 ) -> None:
     """Show where the time goes: split, findings, tables, memory.
 
     A script is started behind two dashes: fuselab profile -- python train.py --epochs 1. Its
-    optimizer steps are the steps; a script without an optimizer is one step as a whole.
+    optimizer steps are the steps; a script without an optimizer is one step as a whole. A trace
+    that torch.profiler exported elsewhere (.json, .json.gz) gives the same tables.
     """
     # torch reads this on import; its profiler warns of memory allocated before it started.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -60,52 +72,136 @@ def profile(
 
     from fuselab.device.select import select
     from fuselab.errors import ArgumentError
-    from fuselab.inspect import compare
+    from fuselab.inspect.compare import compare
+    from fuselab.inspect.trace_file import SUFFIXES
     from fuselab.report.compare_text import compare_text
+    from fuselab.report.plots import check_plot
     from fuselab.report.profile_text import profile_text
-    from fuselab.report.result import read_result, write_result
+    from fuselab.report.result import result, write_result
 
-    before = read_result(against, "profile") if against is not None else None
+    if plot is not None:
+        check_plot(plot)
+    before = _before(against)
     chosen = select(device)
     if blocking and chosen.type != "cuda":
         raise ArgumentError("--blocking is for a GPU: on a CPU every operator waits already.")
-    if target == "python":
-        if data is not None or backward:
-            raise ArgumentError("--data and --backward belong to a TARGET; a script has its own.")
-        profiled = _script(context.args, schedule)
-        called: dict[str, Any] = {"script": context.args[0], "arguments": context.args[1:]}
-    elif context.args:
+    is_script, is_trace = target == "python", target.endswith(SUFFIXES)
+    if context.args and not is_script:
         raise ArgumentError(
             f"unexpected '{context.args[0]}' behind the TARGET; a script is started as "
             "'fuselab profile -- python script.py'."
         )
+    if (is_script or is_trace) and (data is not None or backward):
+        kind = "a script" if is_script else "a trace"
+        raise ArgumentError(f"--data and --backward belong to a TARGET; {kind} has its own.")
+    if (is_script or is_trace) and tries:
+        raise ArgumentError("--try runs a TARGET in other ways; a script or a trace has one way.")
+    if (is_script or is_trace) and against is not None and before is None:
+        raise ArgumentError(
+            "--against TARGET needs a TARGET to time in turn; give an earlier --json FILE."
+        )
+    facts: dict[str, Any] = {"blocking": blocking}
+    if is_trace:
+        if schedule is not None or blocking:
+            raise ArgumentError("--schedule and --blocking record a run; a trace is recorded.")
+        from fuselab.inspect.trace_file import profile_trace
+
+        profiled = profile_trace(target, within=within)
+        facts |= {"trace": target}
+    elif is_script:
+        profiled = _script(context.args, schedule, within)
+        facts |= {"script": context.args[0], "arguments": context.args[1:]}
     else:
-        profiled = _target(target, chosen, data, backward, schedule)
-        called = {"target": target, "data": data, "backward": backward}
-    facts = {**called, "blocking": blocking, **profiled.describe()}
-    print(profile_text(facts))
+        profiled, walls, before_facts = _targets(
+            target, against if before is None else None, chosen, data, backward, schedule, within
+        )
+        facts |= {"target": target, "data": data, "backward": backward, **walls}
+        before = before or before_facts
+        if tries:
+            facts["tried"] = _tried(target, chosen, data, backward)
+    facts |= profiled.describe()
     if before is not None:
-        facts["against"] = compare.compare(before, facts)
-        print()
-        print(compare_text(facts["against"], str(against)))
+        now = result("profile", facts, chosen)
+        facts["against"] = compare(before, now, interleaved=before.get("in_turn", False))
     if trace is not None:
         profiled.save_trace(trace)
     if tensorboard is not None:
         profiled.save_tensorboard(tensorboard)
+    if plot is not None:
+        from fuselab.report.profile_plot import profile_plot
+
+        profile_plot(facts, plot)
     write_result(json, "profile", facts, chosen)
+    print(profile_text(facts))
+    if before is not None:
+        print()
+        print(compare_text(facts["against"], str(against)))
 
 
-def _target(
-    target: str, device: Any, data: str | None, backward: bool, schedule: str | None
-) -> Profile:
+def _before(against: str | None) -> dict[str, Any] | None:
+    """Return the earlier result that ``--against`` names; None if it names a TARGET or nothing."""
+    from fuselab.report.result import read_result
+
+    is_result = against is not None and against.endswith(".json")
+    return read_result(against, "profile") if against is not None and is_result else None
+
+
+def _targets(
+    target: str,
+    other: str | None,
+    device: Any,
+    data: str | None,
+    backward: bool,
+    schedule: str | None,
+    within: str | None,
+) -> tuple[Profile, dict[str, Any], dict[str, Any] | None]:
+    """Profile a TARGET and time it without the profiler, in turn with ``other`` if there is one.
+
+    Returns the profile, the facts of its wall time, and the facts of the other.
+    """
+    from dataclasses import asdict
+
     from fuselab.inspect import targets
-    from fuselab.inspect.profile import parse_schedule, profile_target
+    from fuselab.inspect.profile import parse_schedule, profile_target, significant_everywhere
+    from fuselab.inspect.wall_time import wall_times
+    from fuselab.report.result import result
 
     steps = {} if schedule is None else {"schedule": parse_schedule(schedule)}
-    return profile_target(targets.load(target, device, data), backward=backward, **steps)
+    found = {"now": targets.load(target, device, data)}
+    if other is not None:
+        found["before"] = targets.load(other, device, data)
+    profiles = {
+        name: profile_target(each, backward=backward, within=within, **steps)
+        for name, each in found.items()
+    }
+    walls = {
+        name: {"wall": significant_everywhere(asdict(wall))}
+        for name, wall in wall_times(found, backward=backward).items()
+    }
+    before = None
+    if other is not None:
+        before = {**profiles["before"].describe(), **walls["before"], "in_turn": True}
+        before = result("profile", before, device)
+    return profiles["now"], walls["now"], before
 
 
-def _script(command: list[str], schedule: str | None) -> Profile:
+def _tried(target: str, device: Any, data: str | None, backward: bool) -> list[dict[str, Any]]:
+    from dataclasses import asdict
+
+    from fuselab.inspect import targets
+    from fuselab.inspect.profile import significant_everywhere
+    from fuselab.inspect.trials import try_levers
+    from fuselab.report.progress import say
+
+    rows = try_levers(
+        targets.load(target, device, data),
+        backward=backward,
+        progress=lambda words: say(f"fuselab: {words} ..."),
+    )
+    return [significant_everywhere(asdict(row)) for row in rows]
+
+
+def _script(command: list[str], schedule: str | None, within: str | None) -> Profile:
     from fuselab.errors import ArgumentError
     from fuselab.inspect.profile import parse_schedule
     from fuselab.inspect.script import profile_script
@@ -113,4 +209,4 @@ def _script(command: list[str], schedule: str | None) -> Profile:
     if not command:
         raise ArgumentError("name the script: fuselab profile -- python script.py ARGS.")
     steps = {} if schedule is None else {"schedule": parse_schedule(schedule)}
-    return profile_script(command[0], command[1:], **steps)
+    return profile_script(command[0], command[1:], within=within, **steps)

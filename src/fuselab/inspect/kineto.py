@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -60,6 +60,7 @@ class Span:
     children: list[Span] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)  # launched by this call itself
     detail: Detail | None = None
+    arguments: dict[str, Any] = field(default_factory=dict, repr=False)  # as the trace has them
 
     @property
     def end_us(self) -> float:
@@ -112,11 +113,14 @@ class Window:
         return (span for span in self.spans if span.kind == "op")
 
 
+Storage = tuple[int, int]  # an allocation: its address, and a number where addresses repeat
+
+
 @dataclass(frozen=True)
 class TensorUse:
     """One tensor argument. Equal ``storage`` means the same allocation."""
 
-    storage: tuple[int, int]
+    storage: Storage
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
@@ -143,9 +147,19 @@ class Allocation:
 
     time_us: float
     bytes: int
-    storage: tuple[int, int]
+    storage: Storage
     device: str
     total_bytes: int
+    op: Detail | None = None  # the innermost operator that was running
+
+
+@dataclass(frozen=True)
+class RangeUse:
+    """One named range of the watched step."""
+
+    name: str
+    start_us: float
+    end_us: float
 
 
 @dataclass(eq=False)
@@ -163,6 +177,7 @@ class Detail:
     allocations: list[Allocation]  # by this call itself, not by the calls below
     parent: Detail | None
     children: list[Detail] = field(default_factory=list)
+    has_shapes: bool = True  # False if the recording left them out
 
     def walk(self) -> Iterator[Detail]:
         yield self
@@ -176,6 +191,24 @@ class Details:
 
     ops: list[Detail]
     allocations: list[Allocation]
+    ranges: list[RangeUse] = field(default_factory=list)
+
+
+def part_within(window: Window, name: str) -> Window:
+    """Return the part of a window that ran inside ranges called ``name``.
+
+    An operator of another thread, as autograd's, belongs to the range in which it began. A kernel
+    belongs to the operator that launched it. Start, end and steps stay those of the window, so that
+    shares remain shares of the whole step.
+    """
+    inside = [span for span in window.spans if span.kind == "range" and span.name == name]
+    when = [(span.start_us, span.end_us) for span in inside]
+    kept = [
+        span for span in window.spans if any(start <= span.start_us < end for start, end in when)
+    ]
+    members = set(map(id, kept))
+    kernels = [k for k in window.kernels if k.span is not None and id(k.span) in members]
+    return replace(window, spans=kept, kernels=kernels)
 
 
 # --- the Chrome trace ----------------------------------------------------------------------------
@@ -231,6 +264,7 @@ def _nest(
             thread=_thread(event),
             start_us=float(event["ts"]),
             duration_us=float(event["dur"]),
+            arguments=arguments,
         )
         while stack and stack[-1].end_us <= span.start_us:
             stack.pop()
@@ -277,9 +311,9 @@ def read_details(profiler: torch.profiler.profile, markers: Markers) -> Details:
     roots.sort(key=lambda root: root.start_time_ns)
     for thread in dict.fromkeys(root.start_tid for root in roots):
         reader.read_thread([root for root in roots if root.start_tid == thread])
-    _lines_of_backward(reader.ops)
+    lines_of_backward(reader.ops)
     reader.allocations.sort(key=lambda allocation: allocation.time_us)
-    return Details(reader.ops, reader.allocations)
+    return Details(reader.ops, reader.allocations, reader.ranges)
 
 
 class _TreeReader:
@@ -289,6 +323,7 @@ class _TreeReader:
         self.markers = markers
         self.ops: list[Detail] = []
         self.allocations: list[Allocation] = []
+        self.ranges: list[RangeUse] = []
 
     def read_thread(self, roots: list[Any]) -> None:
         self.line: SourceLine | None = None
@@ -314,6 +349,8 @@ class _TreeReader:
                     return
                 if not _is_step(name):
                     ranges = (*ranges, name)
+                    when = event.start_time_ns / 1000, event.end_time_ns / 1000
+                    self.ranges.append(RangeUse(name, *when))
             else:
                 backward = backward or scope == "BACKWARD_FUNCTION" or name.startswith("autograd::")
                 here = self._operator(event, extra, parent, ranges, backward)
@@ -356,6 +393,7 @@ class _TreeReader:
             storage=(int(extra.ptr), int(extra.allocation_id or 0)),
             device=extra.device.type,
             total_bytes=extra.total_allocated,
+            op=parent,
         )
         self.allocations.append(allocation)
         if parent is not None:
@@ -375,7 +413,7 @@ def _tensors(inputs: Any) -> Iterator[TensorUse]:
             )
 
 
-def _lines_of_backward(ops: list[Detail]) -> None:
+def lines_of_backward(ops: list[Detail]) -> None:
     """Give each operator of the backward pass the forward line whose gradient it computes.
 
     Autograd's node carries the sequence number of the forward operator that made it.

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from fuselab.inspect.kineto import (
     Details,
     Window,
     attach_details,
+    part_within,
     read_details,
     read_window,
 )
@@ -55,6 +56,7 @@ class Profile(ShownInNotebooks):
     findings: list[Finding]
     matched: float  # share of operator calls whose line, module and shapes are known
     traces: list[str] = field(repr=False, default_factory=list)  # Chrome traces, one per repeat
+    within: str | None = None  # the named range that tables and findings are restricted to
 
     def __str__(self) -> str:
         """Return the text that ``fuselab profile`` prints; without rich, the fields."""
@@ -83,6 +85,7 @@ class Profile(ShownInNotebooks):
                 "data_us": self.split.data_us,
             },
             "matched": self.matched,
+            "within": self.within,
             **self.tables.describe(),
             "findings": [finding.describe() for finding in self.findings],
         }
@@ -107,7 +110,7 @@ class Profile(ShownInNotebooks):
 
 
 def significant_everywhere(value: Any) -> Any:
-    """Round every float in nested facts to four significant digits, as it is shown."""
+    """Round every float in nested facts to four significant digits."""
     if isinstance(value, float):
         return significant(value)
     if isinstance(value, Mapping):
@@ -145,9 +148,10 @@ class Recorder:
     """A running profile, as ``with profile(...) as p`` gives it. ``result`` is the ``Profile`` once
     enough steps have run; reading it earlier raises TargetError."""
 
-    def __init__(self, schedule: Schedule, name: str) -> None:
+    def __init__(self, schedule: Schedule, name: str, within: str | None = None) -> None:
         self.schedule = schedule
         self.name = name
+        self.within = within
         self._step = 0
         self._watching: ExitStack | None = None
         self._watcher: torch.profiler.profile | None = None
@@ -197,7 +201,7 @@ class Recorder:
                 f"nothing was recorded: the loop made {self._step} steps, and this schedule needs "
                 f"{wait + warmup + 1} (p.step() ends each); make more, or change the schedule."
             )
-        return summarize(self.name, self.windows, self._details, self._traces)
+        return summarize(self.name, self.windows, self._details, self._traces, self.within)
 
     def _begin_step(self) -> None:
         wait, warmup, active, repeat = self.schedule
@@ -253,24 +257,47 @@ class Recorder:
         self._timer = None
 
 
-def profile(schedule: Sequence[int] = (1, 1, 3, 1), *, name: str = "loop") -> Recorder:
+def profile(
+    schedule: Sequence[int] = (1, 1, 3, 1), *, name: str = "loop", within: str | None = None
+) -> Recorder:
     """Return a recorder for ``with`` around a loop that calls ``p.step()`` after each step.
 
     Use it as ``with fuselab.profile(schedule=(1, 1, 3, 1)) as p:``. ``schedule`` is (wait, warmup,
     active, repeat) in steps, as in ``torch.profiler``: ``wait`` steps pass unrecorded, the last of
     ``warmup`` is watched for lines, modules, shapes and memory, ``active`` are timed; all this
-    ``repeat`` times. Steps after that pass unrecorded. Raises ArgumentError for an invalid
-    schedule. ``p.result`` is the ``Profile``.
+    ``repeat`` times. Steps after that pass unrecorded. ``within`` restricts tables and findings to
+    what runs inside the named ranges called so. Raises ArgumentError for an invalid schedule.
+    ``p.result`` is the ``Profile``.
     """
-    return Recorder(check_schedule(schedule), name)
+    return Recorder(check_schedule(schedule), name, within)
 
 
 def summarize(
-    name: str, windows: list[Window], details: Details | None, traces: list[str]
+    name: str,
+    windows: list[Window],
+    details: Details | None,
+    traces: list[str],
+    within: str | None = None,
 ) -> Profile:
-    """Compute tables, split and findings of recorded windows."""
+    """Compute tables, split and findings of recorded windows.
+
+    ``within`` restricts tables and findings, not the split, to what ran inside ranges of that name.
+    Raises ArgumentError if there is none.
+    """
     details = details or Details([], [])
     matched = [attach_details(window, details) for window in windows]
+    return summarize_attached(name, windows, details, traces, within, sum(matched) / len(matched))
+
+
+def summarize_attached(
+    name: str,
+    windows: list[Window],
+    details: Details,
+    traces: list[str],
+    within: str | None,
+    matched: float,
+) -> Profile:
+    """Do what ``summarize`` does with windows whose calls have their details already."""
     on_gpu = any(window.kernels for window in windows)
     steps = sum(window.steps for window in windows)
     splits = [split_step(window, on_gpu) for window in windows]
@@ -280,31 +307,60 @@ def summarize(
         return float(total / steps)
 
     split = Split(mean("compute_us"), mean("memory_us"), mean("overhead_us"), mean("data_us"))
+    if within is not None:
+        windows, details = _restricted(windows, details, within)
     return Profile(
         name=name,
         device="cuda" if on_gpu else "cpu",
         steps=steps,
         split=split,
         tables=tabulate(windows, details, on_gpu),
-        findings=find(windows, details, split, on_gpu),
-        matched=sum(matched) / len(matched),
+        findings=find(windows, details, split, on_gpu, whole=within is None),
+        matched=matched,
         traces=traces,
+        within=within,
+    )
+
+
+def _restricted(
+    windows: Sequence[Window], details: Details, within: str
+) -> tuple[list[Window], Details]:
+    known = {s.name for window in windows for s in window.spans if s.kind == "range"}
+    if within not in known:
+        names = ", ".join(sorted(map(plain, known))) or "none"
+        raise ArgumentError(f"no range is called '{plain(within)}'; the step has: {names}.")
+    ops = [op for op in details.ops if within in op.ranges]
+    kept = {id(op) for op in ops}
+    # what another thread does for a range, as autograd's, has no range of its own there
+    inside = [(use.start_us, use.end_us) for use in details.ranges if use.name == within]
+    allocations = [
+        change
+        for change in details.allocations
+        if id(change.op) in kept or any(a <= change.time_us < b for a, b in inside)
+    ]
+    return [part_within(window, within) for window in windows], replace(
+        details, ops=ops, allocations=allocations
     )
 
 
 def profile_target(
-    target: targets.Target, *, backward: bool = False, schedule: Sequence[int] = (2, 1, 10, 1)
+    target: targets.Target,
+    *,
+    backward: bool = False,
+    schedule: Sequence[int] = (2, 1, 10, 1),
+    within: str | None = None,
 ) -> Profile:
     """Profile a TARGET.
 
     Every step copies the inputs to the device and runs the forward; with ``backward`` also loss,
     backward and, if the file has one, the optimizer. Without ``backward`` a module runs in
     evaluation mode under ``no_grad``, a function as it is. The loss is the file's
-    ``get_loss(output)``, or the sum of every differentiable output. Raises TargetError.
+    ``get_loss(output)``, or the sum of every differentiable output. ``within`` restricts tables and
+    findings to one named range. Raises TargetError, ArgumentError.
     """
     step = target_step(target, backward)
     wait, warmup, active, repeat = check_schedule(schedule)
-    with profile(schedule, name=target.name) as recorder:
+    with profile(schedule, name=target.name, within=within) as recorder:
         for _ in range((wait + warmup + active) * repeat):
             try:
                 step()

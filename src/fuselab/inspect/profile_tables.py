@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fuselab.inspect.kineto import Details, Kernel, Span, Window, short_kernel_name
+from fuselab.inspect.step_memory import Memory, memory_of
 from fuselab.inspect.step_split import union
-from fuselab.inspect.user_code import SourceLine, plain
+from fuselab.inspect.user_code import plain, short_names
 
-TIMELINE_POINTS = 200
 SHAPES_KEPT = 4
 
 
@@ -63,6 +63,14 @@ class PlaceRow:
 
 
 @dataclass
+class LineRow(PlaceRow):
+    """A source line. ``name`` is short; ``file`` is the whole path."""
+
+    file: str = ""
+    line_number: int = 0
+
+
+@dataclass
 class TreeNode:
     """Calls of one name below the same parent, merged; ``kernels`` are those they launched."""
 
@@ -76,26 +84,11 @@ class TreeNode:
 
 
 @dataclass
-class Memory:
-    """The memory of the watched step.
-
-    ``peak_bytes`` counts from the step's start; ``start_bytes`` was allocated before it (known on a
-    GPU); ``timeline`` is a list of (microseconds, bytes above the start).
-    """
-
-    device: str
-    peak_bytes: int
-    start_bytes: int | None
-    allocated_bytes: int
-    timeline: list[tuple[float, int]]
-
-
-@dataclass
 class Tables:
     operators: list[OperatorRow]
     kernels: list[KernelRow]
     modules: list[PlaceRow]
-    lines: list[PlaceRow]
+    lines: list[LineRow]
     ranges: list[PlaceRow]
     tree: list[TreeNode]
     memory: Memory | None
@@ -116,7 +109,7 @@ def tabulate(windows: Sequence[Window], details: Details, on_gpu: bool) -> Table
         lines=_lines(windows, on_gpu),
         ranges=_ranges(windows, on_gpu),
         tree=_tree([s for w in windows for s in w.spans if s.parent is None], steps),
-        memory=_memory(details, "cuda" if on_gpu else "cpu"),
+        memory=memory_of(details, "cuda" if on_gpu else "cpu"),
         busy_share=_busy_share(windows) if on_gpu else None,
     )
     for rows in (tables.operators, tables.kernels, tables.modules, tables.lines, tables.ranges):
@@ -234,20 +227,24 @@ def _modules(windows: Sequence[Window], on_gpu: bool) -> list[PlaceRow]:
     return _by_cost(_places(windows, on_gpu, names).values())
 
 
-def _lines(windows: Sequence[Window], on_gpu: bool) -> list[PlaceRow]:
-    known: dict[str, SourceLine] = {}
+def _lines(windows: Sequence[Window], on_gpu: bool) -> list[LineRow]:
+    known = short_names(
+        span.detail.line
+        for window in windows
+        for span in window.ops()
+        if span.detail is not None and span.detail.line is not None
+    )
 
     def names(span: Span) -> list[str]:
         if span.detail is None or span.detail.line is None:
             return []
-        known[str(span.detail.line)] = span.detail.line
-        return [str(span.detail.line)]
+        return [known[span.detail.line]]
 
     rows = _places(windows, on_gpu, names)
-    for name, row in rows.items():
-        row.text = known[name].text
-        row.name = plain(name)
-    return _by_cost(rows.values())
+    return _by_cost(
+        LineRow(**{**vars(rows[name]), "text": line.text}, file=line.file, line_number=line.line)
+        for line, name in known.items()
+    )
 
 
 def _ranges(windows: Sequence[Window], on_gpu: bool) -> list[PlaceRow]:
@@ -293,35 +290,6 @@ def _tree(spans: Sequence[Span], steps: int) -> list[TreeNode]:
             )
         )
     return sorted(nodes, key=lambda node: (-node.cpu_us, node.name))
-
-
-def _memory(details: Details, device: str) -> Memory | None:
-    changes = [a for a in details.allocations if a.device == device]
-    if not changes:
-        return None
-    level = peak = 0
-    timeline: list[tuple[float, int]] = [(0.0, 0)]
-    for change in changes:
-        level += change.bytes
-        peak = max(peak, level)
-        timeline.append((change.time_us - changes[0].time_us, level))
-    return Memory(
-        device=device,
-        peak_bytes=peak,
-        start_bytes=changes[0].total_bytes - changes[0].bytes if device == "cuda" else None,
-        allocated_bytes=sum(change.bytes for change in changes if change.bytes > 0),
-        timeline=_thin(timeline),
-    )
-
-
-def _thin(timeline: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Keep at most TIMELINE_POINTS points, the highest of every stretch, so that the peak
-    remains."""
-    stretch = -(-len(timeline) // TIMELINE_POINTS)
-    return [
-        max(timeline[start : start + stretch], key=lambda point: point[1])
-        for start in range(0, len(timeline), stretch)
-    ]
 
 
 def _busy_share(windows: Sequence[Window]) -> float:

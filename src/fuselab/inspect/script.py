@@ -17,13 +17,18 @@ from fuselab.measure.fresh import child_environment
 
 
 def profile_script(
-    script: str, arguments: Sequence[str], schedule: Schedule = (1, 1, 3, 1)
+    script: str,
+    arguments: Sequence[str],
+    schedule: Schedule = (1, 1, 3, 1),
+    *,
+    within: str | None = None,
 ) -> Profile:
     """Run ``script`` once and profile its steps, or all of it if it has none.
 
     Every ``step()`` of the first optimizer that makes one ends a step. A script without an
     optimizer is one step from its first line to its last, without source lines and shapes. Its
-    output goes to stderr. Raises TargetError if the file is missing or the script fails.
+    output goes to stderr. ``within`` restricts tables and findings to one named range. Raises
+    TargetError if the file is missing, the script fails, or there is no such range.
     """
     if not Path(script).is_file():
         raise MissingTargetError(f"no file '{plain(script)}'; name the script behind python.")
@@ -31,6 +36,7 @@ def profile_script(
         answer = Path(folder) / "answer"
         steps = ",".join(map(str, schedule))
         command = [sys.executable, "-m", "fuselab.inspect.script_runner", str(answer), steps]
+        command.append(within or "")
         # The profiler's C++ part would warn of memory that was allocated before it started.
         level = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")
         environment = child_environment(TORCH_CPP_LOG_LEVEL=level)

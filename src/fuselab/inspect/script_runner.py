@@ -1,8 +1,9 @@
 """The child process of ``profile_script``: runs a script as ``__main__`` under a recorder.
 
-    python -m fuselab.inspect.script_runner ANSWER W,W,A,R script.py ARGS
+    python -m fuselab.inspect.script_runner ANSWER W,W,A,R WITHIN script.py ARGS
 
-ANSWER receives a pickled ``Profile``, or a sentence that says why there is none.
+WITHIN is a named range, or empty. ANSWER receives a pickled ``Profile``, or a sentence
+that says why there is none.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ class _Steps:
     """The steps of a script: all of it is one step until an optimizer steps; then its steps
     count."""
 
-    def __init__(self, name: str, schedule: Schedule) -> None:
-        self.name, self.schedule = name, schedule
+    def __init__(self, name: str, schedule: Schedule, within: str | None) -> None:
+        self.name, self.schedule, self.within = name, schedule, within
         self.optimizer: Optimizer | None = None
-        self.recorder = Recorder(WHOLE, name).__enter__()
+        self.recorder = Recorder(WHOLE, name, within).__enter__()
 
     def on_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.optimizer is None:
             self.recorder.__exit__(None, None, None)
             self.optimizer = optimizer
-            self.recorder = Recorder(self.schedule, self.name).__enter__()
+            self.recorder = Recorder(self.schedule, self.name, self.within).__enter__()
         elif optimizer is self.optimizer:
             self.recorder.step()
 
@@ -46,14 +47,16 @@ class _Steps:
         return self.recorder.result
 
 
-def run(script: str, arguments: list[str], schedule: Schedule) -> Profile | str:
+def run(
+    script: str, arguments: list[str], schedule: Schedule, within: str | None = None
+) -> Profile | str:
     """Return the profile of ``script``, or a sentence that says why there is none."""
     name = plain(Path(script).name)
     path = str(Path(script).resolve())
     claim_file(path)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(path).parent))
-    steps = _Steps(name, schedule)
+    steps = _Steps(name, schedule, within)
     hook = register_optimizer_step_post_hook(steps.on_optimizer_step)
     try:
         runpy.run_path(path, run_name="__main__")
@@ -71,6 +74,6 @@ def run(script: str, arguments: list[str], schedule: Schedule) -> Profile | str:
 
 
 if __name__ == "__main__":
-    answer, steps_text, script_path, *script_arguments = sys.argv[1:]
-    outcome = run(script_path, script_arguments, parse_schedule(steps_text))
+    answer, steps_text, within_name, script_path, *script_arguments = sys.argv[1:]
+    outcome = run(script_path, script_arguments, parse_schedule(steps_text), within_name or None)
     Path(answer).write_bytes(pickle.dumps(outcome))

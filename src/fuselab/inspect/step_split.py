@@ -82,7 +82,7 @@ def is_memory_op(span: Span) -> bool:
 def touched_bytes(span: Span) -> int:
     """Return the bytes of the tensors that a call received and allocated; unknown counts as
     large."""
-    if span.detail is None:
+    if span.detail is None or not span.detail.has_shapes:
         return DISPATCH_BYTES + 1
     given = sum(use.bytes for use in span.detail.inputs)
     made = sum(a.bytes for op in span.detail.walk() for a in op.allocations if a.bytes > 0)

@@ -7,7 +7,7 @@ import inspect
 import linecache
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,22 @@ class SourceLine:
     def text(self) -> str:
         """The line as it stands in the file, stripped; empty if the file cannot be read."""
         return plain(linecache.getline(self.file, self.line))
+
+
+def short_names(lines: Iterable[SourceLine]) -> dict[SourceLine, str]:
+    """Return a short name for each line: ``model.py:12``, and with as many folders before it as
+    tell files of one name apart."""
+    found = dict.fromkeys(lines)
+    names = {}
+    paths = {line.file: Path(line.file).parts for line in found}
+    for line in found:
+        mine = paths[line.file]
+        kept = 1
+        others = [parts for file, parts in paths.items() if file != line.file]
+        while kept < len(mine) and any(parts[-kept:] == mine[-kept:] for parts in others):
+            kept += 1
+        names[line] = plain(f"{'/'.join(mine[-kept:])}:{line.line}")
+    return names
 
 
 # The code that runs a TARGET; callers above this file on the stack are not the user's.

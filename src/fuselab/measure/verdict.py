@@ -18,6 +18,7 @@ from fuselab.errors import ArgumentError
 from fuselab.measure.statistics import median_interval
 
 BAND = 0.02
+UNPAIRED_BAND = 0.05  # of two runs that were not interleaved
 CONFIDENCE = 0.998
 # The fewest rounds whose whole range covers the median with this confidence.
 FEWEST_ROUNDS = 10
@@ -77,6 +78,31 @@ def verdict(
     return Verdict(
         _outcome(low, high, len(ratios), band, confidence), speedup, low, high, len(ratios)
     )
+
+
+def unpaired(
+    times: tuple[float, float, float], against: tuple[float, float, float], rounds: int
+) -> Verdict:
+    """Judge two runs that were not interleaved, each by its median and the interval around it.
+
+    Clock and load may have changed between them, so a difference counts only where the intervals
+    lie more than 5 % apart. ``rounds`` is the smaller number of rounds; with too few for an
+    interval the verdict is UNCLEAR.
+    """
+    us, low_us, high_us = times
+    then_us, then_low_us, then_high_us = against
+    speedup, low, high = then_us / us, then_low_us / high_us, then_high_us / low_us
+    if rounds < FEWEST_ROUNDS:
+        outcome = Outcome.UNCLEAR
+    elif high < 1 / (1 + UNPAIRED_BAND):
+        outcome = Outcome.SLOWER
+    elif low > 1 + UNPAIRED_BAND:
+        outcome = Outcome.FASTER
+    elif low >= 1 / (1 + UNPAIRED_BAND) and high <= 1 + UNPAIRED_BAND:
+        outcome = Outcome.SAME
+    else:
+        outcome = Outcome.UNCLEAR
+    return Verdict(outcome, speedup, low, high, rounds)
 
 
 def _outcome(low: float, high: float, rounds: int, band: float, confidence: float) -> Outcome:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuselab.errors import DataError
-from fuselab.measure.verdict import Outcome
+from fuselab.measure.verdict import FEWEST_ROUNDS, Outcome, unpaired
 from fuselab.prove.bench_result import Bench
 
-BAND = 0.05
 ENVIRONMENT = ("device_name", "driver", "cpu", "threads", "python", "torch", "triton", "cuda")
 
 
@@ -103,23 +102,14 @@ def _change(
 ) -> Change | None:
     if by_share and (before["ceiling_share"] is None or after["ceiling_share"] is None):
         return None
-    # Shares rise and times fall as things get better, so only one of the ratios is inverted.
+    # Shares rise and times fall as things get better: a share is judged by its inverse, which is a
+    # time in units of the ceiling's.
     value = "ceiling_share" if by_share else "median_us"
-    speedup = before[value] / after[value]
-    if by_share:
-        speedup = 1 / speedup
-    low = (
-        speedup * (before["low_us"] / before["median_us"]) / (after["high_us"] / after["median_us"])
-    )
-    high = (
-        speedup * (before["high_us"] / before["median_us"]) / (after["low_us"] / after["median_us"])
-    )
-    if high < 1 / (1 + BAND):
-        outcome = Outcome.SLOWER
-    elif low > 1 + BAND:
-        outcome = Outcome.FASTER
-    elif low >= 1 / (1 + BAND) and high <= 1 + BAND:
-        outcome = Outcome.SAME
-    else:
-        outcome = Outcome.UNCLEAR
-    return Change(*key, before[value], after[value], round(speedup, 3), str(outcome))
+
+    def time_of(record: Mapping[str, Any]) -> tuple[float, float, float]:
+        us = 1 / record[value] if by_share else record[value]
+        scale = us / record["median_us"]
+        return us, record["low_us"] * scale, record["high_us"] * scale
+
+    found = unpaired(time_of(after), time_of(before), FEWEST_ROUNDS)
+    return Change(*key, before[value], after[value], round(found.speedup, 3), str(found.outcome))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fuselab.errors import MissingDependencyError
 
@@ -33,12 +33,17 @@ def as_text(show: Callable[[Console], object]) -> str:
 
 
 def table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[int],
+    whole: Sequence[int] = (),
 ) -> list[str]:
     """Return the lines of a table, one per row; without rows there is no table.
 
-    ``right`` lists the columns of numbers, which are aligned right and stay whole. If a row does
-    not fit, the widest other columns shrink, and their texts are cut with an ellipsis.
+    ``right`` lists the columns of numbers, which are aligned right and stay whole, as do those of
+    ``whole``. If a row does not fit, the widest other columns shrink, and their texts are cut with
+    an ellipsis.
 
     Raises MissingDependencyError without rich.
     """
@@ -51,9 +56,9 @@ def table(
 
         made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for place, heading in enumerate(columns):
-            number = place in right
             text = Text(heading, no_wrap=True, overflow="ellipsis")
-            made.add_column(text, justify="right" if number else "left", no_wrap=number)
+            justify: Literal["left", "right"] = "right" if place in right else "left"
+            made.add_column(text, justify=justify, no_wrap=place in right or place in whole)
         for row in rows:
             made.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))
         console.print(Padding(made, (0, 0, 0, 1)))
@@ -64,6 +69,16 @@ def table(
 def cut(text: str, width: int = WIDTH) -> str:
     """Cut ``text`` to at most ``width`` characters, with an ellipsis for the end."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+
+
+def cut_place(text: str, width: int) -> str:
+    """Cut a place in a file, such as ``model.py:12``, in its middle: the line number stays whole,
+    and of the name as much as fits."""
+    if len(text) <= width:
+        return text
+    name, colon, number = text.partition(":")
+    kept = max(width - len(colon + number) - 1, 1)
+    return f"{name[: kept - kept // 2]}…{name[len(name) - kept // 2 :]}{colon}{number}"
 
 
 def folded(
