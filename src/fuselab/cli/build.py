@@ -1,0 +1,54 @@
+"""``fuselab build``: a kernel package in the forms that others can use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fuselab.cli.options import FOLDER, Json, option, output_option
+
+
+def add(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("build")(build)
+
+
+def build(
+    package: Annotated[
+        str,
+        typer.Argument(
+            metavar="PACKAGE", help="A folder that eject or new wrote, or a file with an operator."
+        ),
+    ],
+    form: Annotated[
+        str,
+        option("wheel, or kernels: the folder that Hugging Face's kernels loads.", "FORM", "--as"),
+    ],
+    output: Annotated[Path, output_option("Where to write it.", "DIR", FOLDER)],
+    name: Annotated[
+        str | None, option("The name to import; the folder's or the operator's by default.", "N")
+    ] = None,
+    version: Annotated[
+        str | None, option("0.1.0 of a wheel and 1 of a kernel by default.", "V")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Build a kernel package: a wheel, or a folder for Hugging Face's kernels.
+
+    What is built is imported once, alone, in a process of its own.
+    """
+    from fuselab.errors import UnknownNameError
+    from fuselab.packaging.build import FORMS, VERSIONS, read
+    from fuselab.report.result import write_result
+
+    if form not in FORMS:
+        raise UnknownNameError("form", form, FORMS)
+    facts = FORMS[form](read(package, name), output, version or VERSIONS[form])
+    print(f"{', '.join(facts['operators'])}: {', '.join(facts['written'])}")
+    print(f"  needs {', '.join(facts['needs'])}")
+    for note in facts["notes"]:
+        print(f"  {note}")
+    print(f"  use it by {facts['use']}")
+    write_result(json, "build", {"form": form, **facts})
