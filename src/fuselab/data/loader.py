@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy
+import numpy.typing
 import torch
 from torch import Tensor
 
@@ -41,7 +42,8 @@ class Position(NamedTuple):
 class _Window(NamedTuple):
     """``size`` consecutive rows of the rank.
 
-    In their shuffled order, only those from ``skip`` to ``stop`` are yielded.
+    In their shuffled order, only those from ``skip`` to ``stop`` are yielded; ``done`` rows of the
+    epoch come before them.
     """
 
     number: int
@@ -49,6 +51,7 @@ class _Window(NamedTuple):
     size: int
     skip: int
     stop: int
+    done: int
 
 
 class Loader:
@@ -94,6 +97,7 @@ class Loader:
     ) -> None:
         self.data = data if isinstance(data, Dataset) else open_dataset(data)
         self.batch_size, self.seed, self.device = batch_size, seed, torch.device(device)
+        self.yielded = batch_size  # rows of a batch that this loader yields
         if batch_size < 1 or shuffle_window < 0 or seed < 0:
             raise ArgumentError(
                 f"batch_size is {batch_size}, shuffle_window {shuffle_window}, seed {seed}; "
@@ -145,15 +149,19 @@ class Loader:
         for first in range(done - done % self._window, self.rows, self._window):
             size = min(self._window, self._held - first)
             skip, stop = max(done - first, 0), min(size, self.rows - first)
-            yield _Window(first // self._window, first, size, skip, stop)
+            yield _Window(first // self._window, first, size, skip, stop, first + skip)
+
+    def order(self, epoch: int, window: _Window) -> numpy.typing.NDArray[numpy.int32]:
+        """Return the order in which the window's rows are yielded, of all of them."""
+        return permutation(window.size, (self.seed, epoch, window.number))
 
     def _batches(self, staged: _Staged, epoch: int) -> Iterator[Batch]:
         """Yield slices of the window, with little work per batch: a step may take only 90 us."""
         labels, dense, sparse = as_batch(staged.words)
         known: int | None = None
-        for start in range(0, len(labels), self.batch_size):
-            stop = start + self.batch_size
-            done = staged.done + min(stop, len(labels))
+        for place, start in enumerate(range(0, len(labels), self.yielded), 1):
+            stop = start + self.yielded
+            done = min(staged.done + place * self.batch_size, self.rows)
             self.position = Position(epoch, done) if done < self.rows else Position(epoch + 1)
             if staged.ready is not None:
                 stream = torch.cuda.current_stream(self.device)
@@ -183,7 +191,6 @@ class _Stager:
         self.cuda = loader.stream is not None
 
     def stage(self, window: _Window) -> _Staged:
-        done = window.first + window.skip
         stream = self.loader.stream
         with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
             if self.loader.shuffled:
@@ -191,11 +198,10 @@ class _Stager:
                 words = self._gathered(self._on_device(window), order.result())
             else:
                 words = self._on_device(window)[window.skip : window.stop]
-            return _Staged(words, done, None if stream is None else stream.record_event())
+            return _Staged(words, window.done, None if stream is None else stream.record_event())
 
     def _order(self, window: _Window) -> Tensor:
-        key = (self.loader.seed, self.epoch, window.number)
-        order = torch.from_numpy(permutation(window.size, key)[window.skip : window.stop])
+        order = torch.from_numpy(self.loader.order(self.epoch, window)[window.skip : window.stop])
         return order.pin_memory() if self.cuda else order
 
     def _on_device(self, window: _Window) -> Tensor:

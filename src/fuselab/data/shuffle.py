@@ -29,11 +29,32 @@ def permutation(rows: int, key: Sequence[int]) -> numpy.typing.NDArray[numpy.int
     The result is int32. ``key`` is any sequence of integers from 0 up (seed, epoch, window). Raises
     ArgumentError from 2^31 rows.
     """
-    if rows >= 2**31:
-        raise ArgumentError(f"a shuffle window of {rows} rows; expected fewer than 2^31.")
-    bits = max(1, (rows - 1).bit_length())
+    return permutations([rows], key)[0]
+
+
+def permutations(
+    rows: Sequence[int], key: Sequence[int]
+) -> list[numpy.typing.NDArray[numpy.int32]]:
+    """Return a permutation of each of these numbers of rows, all different; ``key`` decides them.
+
+    Raises ArgumentError from 2^31 rows.
+    """
+    if max(rows, default=0) >= 2**31:
+        raise ArgumentError(f"a shuffle window of {max(rows)} rows; expected fewer than 2^31.")
     # A seed sequence promises the same words in every version of numpy.
-    secrets = numpy.random.SeedSequence(key).generate_state(2 * _ROUNDS, numpy.uint32)
+    words = numpy.random.SeedSequence(key).generate_state(2 * _ROUNDS * len(rows), numpy.uint32)
+    return [
+        _permutation(count, secrets)
+        for count, secrets in zip(rows, words.reshape(len(rows), -1), strict=True)
+    ]
+
+
+def _permutation(
+    rows: int, secrets: numpy.typing.NDArray[Any]
+) -> numpy.typing.NDArray[numpy.int32]:
+    if rows == 0:
+        return numpy.empty(0, numpy.int32)
+    bits = max(1, (rows - 1).bit_length())
     if loading.compiled():
         ordered: numpy.typing.NDArray[numpy.int32] = loading.order_rows(rows, bits, secrets)
         return ordered

@@ -7,7 +7,7 @@ optimise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -99,7 +99,12 @@ class Dlrm(nn.Module):
     slots: Tensor
     offsets: Tensor
 
-    def __init__(self, config: DlrmConfig = SMALL, vocabulary: Vocabulary | None = None) -> None:
+    def __init__(
+        self,
+        config: DlrmConfig = SMALL,
+        vocabulary: Vocabulary | None = None,
+        new_table: Callable[[int, int], nn.Embedding] | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
         if (vocabulary is not None) != (config.ids == "vocabulary"):
@@ -111,7 +116,8 @@ class Dlrm(nn.Module):
             self.register_buffer(name, tensor)
         width = config.embedding_dim
         self.dense_mlp = _mlp((DENSE_COLUMNS, *config.dense_hidden, width), last_relu=True)
-        self.embeddings = nn.ModuleList(_table(size, width) for size in config.table_sizes)
+        table = drawn_table if new_table is None else new_table
+        self.embeddings = nn.ModuleList(table(size, width) for size in config.table_sizes)
         self.prediction_mlp = _mlp(
             (config.interaction_width, *config.prediction_hidden, 1), last_relu=False
         )
@@ -185,7 +191,7 @@ def _mlp(widths: Sequence[int], last_relu: bool) -> nn.Sequential:
     return nn.Sequential(*(layers if last_relu else layers[:-1]))
 
 
-def _table(size: int, width: int) -> nn.Embedding:
+def drawn_table(size: int, width: int) -> nn.Embedding:
     """Return a table drawn uniformly in +-1/sqrt(size), as in the original."""
     table = nn.Embedding(size, width)
     nn.init.uniform_(table.weight, -(size**-0.5), size**-0.5)

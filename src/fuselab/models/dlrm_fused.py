@@ -5,7 +5,7 @@ The parameters are those of the ``Dlrm``, so its ``state_dict`` contains what is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class FusedDlrm:
         bottom = len(model.config.dense_hidden) + 1
         self.bottom, self.top = pairs[:bottom], pairs[bottom:]
         # The step was timed with the loss in CUDA, while "auto" takes Triton in float32.
-        on_gpu = self.tables[0].is_cuda
+        on_gpu = self.leaves[0].is_cuda
         narrow = model.config.prediction_hidden[-1] <= 1024  # the kernel holds a row in registers
         self.of_logit = "cuda" if on_gpu and narrow else "auto"
 
@@ -72,8 +72,12 @@ class FusedDlrm:
         with beside(self.branch):
             return embedding_lookup(self.tables, rows, dtype=self.dtype)
 
-    def loss(self, dense: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean binary cross-entropy, 0-d; ``labels`` [B]."""
+    def loss(self, dense: Tensor, vectors: Tensor | Callable[[], Tensor], labels: Tensor) -> Tensor:
+        """Return the mean binary cross-entropy, 0-d; ``labels`` [B].
+
+        A callable gives the vectors when the interaction needs them: they may still be on their
+        way while the bottom layers run.
+        """
         operands = self._hidden(dense, vectors), *self.top[-1], labels[:, None]
         if self.branch is not None:
             return linear_loss(*operands, self.branch, self.of_logit)
@@ -91,12 +95,12 @@ class FusedDlrm:
         weight, bias = self.top[-1]
         return linear_sigmoid(hidden, weight, bias, implementation=self.of_logit).float()
 
-    def _hidden(self, dense: Tensor, vectors: Tensor) -> Tensor:
+    def _hidden(self, dense: Tensor, vectors: Tensor | Callable[[], Tensor]) -> Tensor:
         """Return the input of the last layer."""
         dense = dense.to(self.dtype)
         for weight, bias in self.bottom:
             dense = self._layer(dense, weight, bias)
-        hidden, layers = self._interact(dense, vectors)
+        hidden, layers = self._interact(dense, vectors() if callable(vectors) else vectors)
         for weight, bias in layers:
             hidden = self._layer(hidden, weight, bias)
         return hidden

@@ -151,8 +151,8 @@ def folder_for_results(path: str | os.PathLike[str]) -> Iterator[Path]:
     except FileExistsError as error:
         raise OutputError(f"{folder} is a file; give a folder.") from error
     except OSError as error:
-        reason = _reason(error, _nearest(folder) / "_")
-        raise OutputError(f"cannot write in {folder}: {reason}") from error
+        problem = reason(error, _nearest(folder) / "_")
+        raise OutputError(f"cannot write in {folder}: {problem}") from error
     try:
         yield folder
     except BaseException:
@@ -191,7 +191,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     except OutputError:
         raise
     except OSError as error:
-        raise OutputError(f"cannot write {wanted}: {_reason(error, wanted)}") from error
+        raise OutputError(f"cannot write {wanted}: {reason(error, wanted)}") from error
 
 
 def _flush_to_disk(path: Path) -> None:
@@ -199,7 +199,7 @@ def _flush_to_disk(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _reason(error: OSError, path: Path) -> str:
+def reason(error: OSError, path: Path) -> str:
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
             return "the disk is full; free some space or choose another folder."

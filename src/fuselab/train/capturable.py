@@ -98,15 +98,22 @@ class TableOptimizer:
 
     SGD and Adagrad are operators of fuselab. Adam is plain PyTorch with a fixed number of launches,
     on all tables at once; their parameters become views of one tensor. ``rate`` and ``count`` are
-    as for ``DenseOptimizer``.
+    as for ``DenseOptimizer``. ``out_of_range`` is ``"error"`` or ``"ignore"``, as for
+    ``embedding_lookup``.
     """
 
     def __init__(
-        self, name: str, tables: Sequence[nn.Parameter], rate: Tensor, count: Tensor
+        self,
+        name: str,
+        tables: Sequence[nn.Parameter],
+        rate: Tensor,
+        count: Tensor,
+        out_of_range: str = "error",
     ) -> None:
         if name not in OPTIMIZERS:
             raise UnknownNameError("optimizer", name, OPTIMIZERS)
         self.name, self.rate, self.count = name, rate, count
+        self.out_of_range = out_of_range
         self.state: dict[str, list[Tensor]] = {}
         if name == "adagrad":
             self.state["sum"] = [table.new_zeros(table.shape[0]) for table in tables]
@@ -114,11 +121,14 @@ class TableOptimizer:
             sizes = [table.shape[0] for table in tables]
             starts = [0, *torch.tensor(sizes).cumsum(0).tolist()[:-1]]
             self.starts = torch.tensor(starts, device=rate.device)
-            self.flat = torch.cat([table.detach() for table in tables])
+            self.sizes = torch.tensor(sizes, device=rate.device)
+            # The last row belongs to no table: ids out of range are sent there.
+            spare = tables[0].new_zeros(1, tables[0].shape[1])
+            self.flat = torch.cat([*(table.detach() for table in tables), spare])
             self.means, self.squares = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
             for key, flat in (("exp_avg", self.means), ("exp_avg_sq", self.squares)):
-                self.state[key] = list(flat.split(sizes))
-            for table, part in zip(tables, self.flat.split(sizes), strict=True):
+                self.state[key] = list(flat[:-1].split(sizes))
+            for table, part in zip(tables, self.flat[:-1].split(sizes), strict=True):
                 table.data = part
         self.tables = [table.detach() for table in tables]
 
@@ -126,10 +136,16 @@ class TableOptimizer:
         """Take a step with the vectors' gradients [B, T, D], whose rows [B, T] may occur
         repeatedly."""
         if self.name == "sgd":
-            embedding_sgd_(self.tables, rows, grads, self.rate)
+            embedding_sgd_(self.tables, rows, grads, self.rate, self.out_of_range)
         elif self.name == "adagrad":
             embedding_adagrad_(
-                self.tables, self.state["sum"], rows, grads, self.rate, EPS["adagrad"]
+                self.tables,
+                self.state["sum"],
+                rows,
+                grads,
+                self.rate,
+                EPS["adagrad"],
+                self.out_of_range,
             )
         else:
             self._adam(rows, grads)
@@ -140,7 +156,11 @@ class TableOptimizer:
         The rows are sorted, and the gradients of each run of equal rows are added up. The unused
         places after the last run repeat it, and write the same values.
         """
-        keys, order = (rows + self.starts).flatten().sort(stable=True)
+        flat = rows + self.starts
+        if self.out_of_range == "ignore":
+            inside = (rows >= 0) & (rows < self.sizes)
+            flat = flat.where(inside, self.starts.new_tensor(len(self.flat) - 1))
+        keys, order = flat.flatten().sort(stable=True)
         begins = torch.cat([keys.new_ones(1), (keys[1:] != keys[:-1]).long()])
         run = begins.cumsum(0) - 1
         grads = grads.flatten(0, 1).float()

@@ -2,7 +2,8 @@
 
 ``DIR/step-00000500.safetensors`` contains named tensors, and in its metadata under ``fuselab`` a
 JSON object: the format's name and version, the kind of model, the step, and whatever the run adds.
-Any safetensors reader opens it.
+Any safetensors reader opens it. A run of several ranks writes ``DIR/step-00000500.dcp`` instead
+(``fuselab.distributed.sharded_files``), with the same names; ``load`` reads both.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import textwrap
 import zlib
 from collections.abc import Iterator, Mapping
@@ -31,6 +33,7 @@ from fuselab.errors import (
 from fuselab.report import files
 
 FORMAT, VERSION = "fuselab-checkpoint", 1
+SHARDED = ".dcp"  # suffix of a checkpoint that several ranks wrote
 # the beginning of our header; eight hexadecimal digits follow
 _SUM = b'{"__metadata__": {"crc32": "'
 _KEPT = 2  # how many of the newest are kept: the last good one, and the one before it
@@ -63,19 +66,31 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     Raises:
         OutputError: the disk is full, or the folder cannot be written; older checkpoints stay.
     """
-    facts = {
-        "format": FORMAT,
-        "version": VERSION,
-        "kind": checkpoint.kind,
-        "step": checkpoint.step,
-        "facts": checkpoint.facts,
-    }
-    path = folder / f"step-{checkpoint.step:08}.safetensors"
+    path = folder / f"{name_of(checkpoint.step)}.safetensors"
+    facts = described(checkpoint.kind, checkpoint.step, checkpoint.facts)
     with files.replacing(path) as temporary:
         _write(temporary, checkpoint.tensors, {"fuselab": json.dumps(facts)})
-    for old in _files(folder)[:-_KEPT]:
-        old.unlink(missing_ok=True)
+    remove_old(folder)
     return path
+
+
+def name_of(step: int) -> str:
+    """Return a checkpoint's name without its suffix."""
+    return f"step-{step:08}"
+
+
+def described(kind: str, step: int, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON object that is kept beside the tensors."""
+    return {"format": FORMAT, "version": VERSION, "kind": kind, "step": step, "facts": facts}
+
+
+def remove_old(folder: Path) -> None:
+    """Remove all checkpoints of the folder but the newest two."""
+    for old in _files(folder)[:-_KEPT]:
+        if old.is_dir():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.unlink(missing_ok=True)
 
 
 def load(path: Path, kind: str) -> Checkpoint:
@@ -85,15 +100,18 @@ def load(path: Path, kind: str) -> Checkpoint:
         CheckpointError: there is none, it is truncated, damaged or not a checkpoint, of another
             ``kind`` or version, or may not be read.
     """
-    safetensors = _safetensors()
     file = path
-    if os.path.isdir(path):  # Path.is_dir raises if a folder above may not be entered
+    # Path.is_dir raises if a folder above may not be entered
+    if os.path.isdir(path) and path.suffix != SHARDED:
         newest = latest(path)
         if newest is None:
             raise CheckpointError(
                 f"{path} holds no checkpoint, or may not be read; give a folder of --checkpoint."
             )
         file = newest
+    if os.path.isdir(file):
+        return _load_sharded(file, kind)
+    safetensors = _safetensors()
     try:
         # safetensors would say that a file without read permission does not exist
         with file.open("rb"):
@@ -115,6 +133,26 @@ def load(path: Path, kind: str) -> Checkpoint:
             f"{file} is truncated or no checkpoint ({error}); name another one, or move it out of "
             "its folder to go on from the one before it."
         ) from error
+
+
+def _load_sharded(path: Path, kind: str) -> Checkpoint:
+    from fuselab.distributed import sharded_files  # torch.distributed.checkpoint takes a second
+
+    facts = sharded_facts(path, kind)
+    return Checkpoint(facts["kind"], facts["step"], sharded_files.read(path), facts["facts"])
+
+
+def sharded_facts(path: Path, kind: str) -> dict[str, Any]:
+    """Return what ``described`` returned for the checkpoint of several ranks at ``path``.
+
+    Raises CheckpointError.
+    """
+    from fuselab.distributed import sharded_files
+
+    facts = sharded_files.read_facts(path)
+    with whole(path):
+        _check(path, facts, kind)
+    return facts
 
 
 @contextlib.contextmanager
@@ -161,6 +199,8 @@ def own_folder(folder: Path) -> Iterator[None]:
             _lock(folder, descriptor)
             for unfinished in folder.glob(".fuselab-*.safetensors"):
                 unfinished.unlink(missing_ok=True)
+            for unfinished in folder.glob(f".fuselab-*{SHARDED}"):
+                shutil.rmtree(unfinished, ignore_errors=True)
             yield
         finally:
             os.close(descriptor)
@@ -187,7 +227,7 @@ def set_random_state(states: Mapping[str, Tensor]) -> None:
 def _check(file: Path, facts: Any, kind: str) -> None:
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise CheckpointError(
-            f"{file} is a safetensors file, but no checkpoint of fuselab; load it as a state_dict."
+            f"{file} is readable, but no checkpoint of fuselab; load it as a state_dict."
         )
     if facts["version"] != VERSION:
         raise CheckpointError(
@@ -200,7 +240,8 @@ def _check(file: Path, facts: Any, kind: str) -> None:
 
 def _files(folder: Path) -> list[Path]:
     """Return the checkpoints by step; a step of nine digits comes after those of eight."""
-    return sorted(folder.glob("step-*.safetensors"), key=lambda file: (len(file.name), file.name))
+    found = [*folder.glob("step-*.safetensors"), *folder.glob(f"step-*{SHARDED}")]
+    return sorted(found, key=lambda file: (len(file.stem), file.stem, file.suffix))
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

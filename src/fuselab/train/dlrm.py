@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fuselab.data import Batch, Dataset, Dense, Loader, Modulus, Position, Vocabulary, open_dataset
 from fuselab.data.metadata import load_metadata
 from fuselab.data.prepared import MANIFEST, Prepared, is_prepared
+from fuselab.data.rank_loader import RankLoader, lanes_of
 from fuselab.data.source import Source
 from fuselab.errors import ArgumentError, CheckpointError, DivergenceError
 from fuselab.models.dlrm import Dlrm, DlrmConfig
@@ -113,21 +114,27 @@ class Run:
             ends.append((plan.epochs or 1) * self.batches_per_epoch)
         self.steps = min(ends)
         torch.manual_seed(plan.seed)
-        self.model = model_of(plan.config, ids).to(self.device)
-        self.step = step_of(plan.mode, self.model, plan.optimizer, plan.batch_size, plan.half)
+        self.build(ids)
         self.schedule = Schedule(plan.lr, self.steps, plan.warmup, plan.decay)
         self.loader = self._loader(Position())
         self.begin = 0
         self.last: Path | None = None
 
-    def _loader(self, start: Position) -> Loader:
-        return Loader(
+    def build(self, ids: Ids) -> None:
+        """Make the model and its step."""
+        self.model = model_of(self.plan.config, ids).to(self.device)
+        plan = self.plan
+        self.step = step_of(plan.mode, self.model, plan.optimizer, plan.batch_size, plan.half)
+
+    def _loader(self, start: Position, rank: int = 0, world_size: int = 1) -> RankLoader:
+        return RankLoader(
             self.training,
             self.plan.batch_size,
             shuffle_window=min(_SHUFFLED, self.training.rows),
             seed=self.plan.seed,
+            rank=rank,
+            world_size=world_size,
             device=self.device,
-            drop_last=True,
             start=start,
         )
 
@@ -141,6 +148,7 @@ class Run:
             "seed": self.plan.seed,
             "data": _identity(self.plan.data),
             "rows to train on": self.training.rows,
+            "order of rows": f"{lanes_of(self.plan.batch_size)} lanes",
         }
 
     def resume(self) -> None:
@@ -154,18 +162,22 @@ class Run:
             return
         found = checkpoint.load(file, KIND)
         with checkpoint.whole(file):
-            for name, value in self.identity.items():
-                kept = found.facts["identity"].get(name)
-                if kept != value:
-                    raise CheckpointError(
-                        f"{file} is of a run with {name} {_shown(kept, value)}, and this one has "
-                        f"{_shown(value, kept)}; use the same, or another folder."
-                    )
+            self.check_identity(file, found.facts)
             self.model.load_state_dict(found.part("model"))
             self.step.load_state(found.part("optimizer"))
             checkpoint.set_random_state(found.part("random"))
             self.loader = self._loader(Position(*found.facts["position"]))
         self.begin, self.last = found.step, file
+
+    def check_identity(self, file: Path, facts: Mapping[str, Any]) -> None:
+        """Raise CheckpointError unless the facts of checkpoint ``file`` are of a run like this."""
+        for name, value in self.identity.items():
+            kept = facts["identity"].get(name)
+            if kept != value:
+                raise CheckpointError(
+                    f"{file} is of a run with {name} {_shown(kept, value)}, and this one has "
+                    f"{_shown(value, kept)}; use the same, or another folder."
+                )
 
     def keep(self, steps: int) -> None:
         """Write a checkpoint.
@@ -181,13 +193,17 @@ class Run:
         tensors = {f"model/{name}": value for name, value in state.items()}
         tensors |= {f"optimizer/{name}": value for name, value in self.step.state().items()}
         tensors |= {f"random/{name}": value for name, value in checkpoint.random_state().items()}
-        facts = {
+        facts = self.facts(self.loader.position)
+        self.last = checkpoint.save(self.folder, Checkpoint(KIND, steps, tensors, facts))
+
+    def facts(self, position: Position) -> dict[str, Any]:
+        """Return what a checkpoint keeps beside the tensors."""
+        return {
             "identity": self.identity,
-            "position": list(self.loader.position),
+            "position": list(position),
             "dense": asdict(dense_of(self.plan.data)),
             "plan": {**asdict(self.plan), "config": config_facts(self.model.config)},
         }
-        self.last = checkpoint.save(self.folder, Checkpoint(KIND, steps, tensors, facts))
 
     def train(
         self,
@@ -199,22 +215,7 @@ class Run:
 
         Raises DivergenceError with step, epoch and batch, and the last checkpoint.
         """
-
-        def step(batch: Batch, rate: float) -> Tensor:
-            loss = self.step(batch, rate)
-            if after is not None:
-                after()
-            return loss
-
-        loop = Loop(
-            step,
-            self.schedule,
-            self.device,
-            self.plan.batch_size,
-            keep=self.keep if self.folder is not None else None,
-            keep_every=keep_every,
-            events=events or Events(None),
-        )
+        loop = self._loop(keep_every, events or Events(None), after)
         try:
             course = loop.run(self._batches(), self.begin)
         except DivergenceError as error:
@@ -232,6 +233,25 @@ class Run:
         rows = (course.steps - self.begin) * self.plan.batch_size
         rate = rows / course.seconds if course.seconds else math.nan
         return Result(self.model, course, self.steps, self.begin, rate, held_out, self.last)
+
+    def _loop(
+        self, keep_every: int, events: Events, after: Callable[[], None] | None
+    ) -> Loop[Batch]:
+        def step(batch: Batch, rate: float) -> Tensor:
+            loss = self.step(batch, rate)
+            if after is not None:
+                after()
+            return loss
+
+        return Loop(
+            step,
+            self.schedule,
+            self.device,
+            self.plan.batch_size,
+            keep=self.keep if self.folder is not None else None,
+            keep_every=keep_every,
+            events=events,
+        )
 
     def describe(self, trained: Result) -> dict[str, Any]:
         """Return the facts for JSON; the screen shows the same numbers."""
@@ -353,14 +373,18 @@ def dense_of(path: str | None) -> Dense:
     return Prepared(path).dense() if path is not None and is_prepared(path) else Dense()
 
 
-def model_of(config: DlrmConfig, ids: Ids) -> Dlrm:
-    """Return a new model whose tables fit the ids."""
+def model_of(
+    config: DlrmConfig,
+    ids: Ids,
+    new_table: Callable[[int, int], nn.Embedding] | None = None,
+) -> Dlrm:
+    """Return a new model whose tables fit the ids; ``new_table`` is that of ``Dlrm``."""
     sizes = ids.cardinalities
     fitting = replace(config, cardinalities=sizes, largest_table=max(sizes), ids="modulus")
     if isinstance(ids, Modulus):
-        return Dlrm(fitting)
+        return Dlrm(fitting, new_table=new_table)
     columns = [torch.from_numpy(values) for values in ids.values]
-    return Dlrm(replace(fitting, ids="vocabulary"), vocabulary(columns))
+    return Dlrm(replace(fitting, ids="vocabulary"), vocabulary(columns), new_table)
 
 
 def load_model(path: Path) -> tuple[Dlrm, Checkpoint]:

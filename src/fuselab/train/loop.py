@@ -38,7 +38,8 @@ class Loop(Generic[Batch]):
 
     ``step(batch, rate)`` trains on a batch and returns its loss, 0-d on ``device``; nothing waits
     for it. ``keep(steps)`` writes a checkpoint: every ``keep_every`` steps (0: never in between),
-    at the end, and when the user stops the run.
+    at the end, and when the user stops the run. ``add_up`` is that of ``Losses``: with it, ranks
+    that train together stop together, when they next read the losses.
     """
 
     step: Callable[[Batch, float], Tensor]
@@ -49,6 +50,7 @@ class Loop(Generic[Batch]):
     keep_every: int = 0
     events: Events = field(default_factory=lambda: Events(None))
     progress: Progress | None = None
+    add_up: Callable[[Tensor], None] | None = None
 
     def run(self, batches: Iterator[Batch], begin: int = 0) -> Course:
         """Train from step ``begin`` on; ``batches`` yields the batch of that step first.
@@ -58,14 +60,14 @@ class Loop(Generic[Batch]):
             ArgumentError: ``batches`` ends before the last step.
         """
         course = Course(begin)
-        losses = Losses(READ_EVERY, self.device)
+        losses = Losses(READ_EVERY, self.device, self.add_up)
         progress = self.progress or Progress()
         progress.begin("step", self.schedule.steps, begin)
         kept = begin
         start = time.monotonic()
 
-        def look() -> None:
-            found = losses.read()
+        def look(asked: bool) -> None:
+            found = losses.read(asked)
             if found:
                 mean = sum(found) / len(found)
                 course.curve.append((course.steps, mean))
@@ -75,7 +77,8 @@ class Loop(Generic[Batch]):
 
         try:
             with interruptible() as interruption:
-                while course.steps < self.schedule.steps and not interruption.asked:
+                stop = False
+                while course.steps < self.schedule.steps and not stop:
                     batch = next(batches, None)
                     if batch is None:
                         raise ArgumentError(
@@ -87,11 +90,12 @@ class Loop(Generic[Batch]):
                     course.steps += 1
                     due = self.keep_every > 0 and course.steps % self.keep_every == 0
                     if losses.full or due:
-                        look()
+                        look(interruption.asked)
+                    stop = interruption.asked if self.add_up is None else losses.stop
                     if due and self.keep is not None:
                         self.keep(course.steps)
                         kept = course.steps
-                look()
+                look(False)
                 course.interrupted = course.steps < self.schedule.steps
                 if self.keep is not None and kept < course.steps:
                     self.keep(course.steps)

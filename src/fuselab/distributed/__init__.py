@@ -1,0 +1,1 @@
+"""One model on many processes: embedding tables shared out, dense layers data parallel."""
