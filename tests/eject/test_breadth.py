@@ -102,7 +102,8 @@ def scalar_functions(x, y):
     logarithms = torch.log2(x.abs() + 1) + torch.log10(x.abs() + 2) + torch.exp2(x)
     angles = torch.atan2(x, y) + torch.hypot(x, y) + torch.tan(x * 0.3)
     special = torch.lgamma(y) + torch.digamma(x * 2) + torch.erfinv(torch.tanh(y) * 0.9)
-    return hyperbolic + logarithms + angles + special + torch.erfc(x) + torch.acosh(y.abs() + 1.5)
+    inverse = torch.acosh(y.abs() + 1.5)
+    return hyperbolic + logarithms + angles + special + torch.erfc(x) + inverse + F.rrelu(y)
 
 
 def divisions(x, y):

@@ -245,6 +245,12 @@ class Arithmetic(Moments):
     def op___rshift__(self, node: FxNode) -> Node:
         return self.pointwise(node, "shr", self.values(node.args))
 
+    def op_fma(self, node: FxNode) -> Node:
+        """Return a product and a sum, as Dynamo writes ``addcmul``."""
+        one, other, more = self.values(node.args)
+        product = self.step(node, "product", "mul", one, other)
+        return self.pointwise(node, "add", (product, more))
+
     def op_fmax(self, node: FxNode) -> Node:
         return self.number_of_two(node, "maximum")
 

@@ -31,6 +31,22 @@ INFIX = {
     operator.lshift: "<<",
     operator.rshift: ">>",
 }
+# Operators in place, each with the method that does the same (`x += 1` is `x.add_(1)`), and the
+# operator that returns a new tensor.
+IN_PLACE: dict[Any, tuple[str, Any]] = {
+    operator.iadd: ("add_", operator.add),
+    operator.iand: ("bitwise_and_", operator.and_),
+    operator.ifloordiv: ("floor_divide_", operator.floordiv),
+    operator.ilshift: ("bitwise_left_shift_", operator.lshift),
+    operator.imod: ("remainder_", operator.mod),
+    operator.imul: ("mul_", operator.mul),
+    operator.ior: ("bitwise_or_", operator.or_),
+    operator.ipow: ("pow_", operator.pow),
+    operator.irshift: ("bitwise_right_shift_", operator.rshift),
+    operator.isub: ("sub_", operator.sub),
+    operator.itruediv: ("div_", operator.truediv),
+    operator.ixor: ("bitwise_xor_", operator.xor),
+}
 _DROPOUTS = frozenset(
     (
         "alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout",
@@ -85,6 +101,10 @@ def call_text(node: fx.Node, names: Mapping[Any, str]) -> str:
         return f"{arguments[0]} {INFIX[target]} {arguments[1]}"
     if target in _PREFIX:
         return f"{_PREFIX[target]}{arguments[0]}"
+    if target in IN_PLACE:
+        return f"{arguments[0]}.{IN_PLACE[target][0]}({arguments[1]})"
+    if target is operator.setitem:
+        return f"{arguments[0]}[{_subscript(node.args[1], names)}] = {arguments[2]}"
     if target is operator.getitem:
         return f"{arguments[0]}[{_subscript(node.args[1], names)}]"
     if target is getattr:
@@ -98,6 +118,8 @@ def _public_name(target: Any) -> str:
         for name in (getattr(target, "__name__", ""), *dir(module)):
             if name and getattr(module, name, None) is target:
                 return f"{prefix}.{name}"
+    if isinstance(target, torch._ops.OpOverload):
+        return f"torch.ops.{target}"
     return f"{target.__module__}.{target.__name__}"
 
 

@@ -28,6 +28,7 @@ from fuselab.ejection.cumulative import traceable_averages
 from fuselab.ejection.dropout import SEEDS, dropouts_in, is_seed, seed_beside, seeded
 from fuselab.ejection.equal_sizes import equal_sizes, equate_sizes
 from fuselab.ejection.returned import Returned, StandIns, output_node, results_of
+from fuselab.ejection.taken import annotation, mapped, tensors_in, with_own_parameters
 from fuselab.ejection.written import written_in
 from fuselab.errors import EjectError
 
@@ -54,11 +55,11 @@ class Captured:
     argument, None where there is none. ``sizes`` tells each symbol's place: argument name, dim.
     ``traced`` is the graph of PyTorch functions as the user's code called them. ``ranges`` has the
     least and the largest value of each integer argument of the example. ``returned`` says what the
-    function makes of the outputs, and ``fixed`` has the arguments of the example that are no
-    tensors. The function writes over the arguments ``written``; their new values are the last of
-    the outputs. ``seed`` names the argument from which dropouts take their masks, the last one;
-    None where nothing is dropped. ``numbers`` are those of the dropouts, by which the masks from
-    one seed differ.
+    function makes of the outputs, and ``given`` has the arguments of the example by the names of
+    the function's parameters. The function writes over the arguments ``written``; their new values
+    are the last of the outputs. ``seed`` names the argument from which dropouts take their masks,
+    the last one; None where nothing is dropped. ``numbers`` are those of the dropouts, by which the
+    masks from one seed differ.
     """
 
     name: str
@@ -73,7 +74,7 @@ class Captured:
     hints: Mapping[sympy.Symbol, int]
     ranges: Mapping[str, tuple[int, int]]
     returned: Returned
-    fixed: Mapping[str, Any]
+    given: Mapping[str, Any]
     equal: Mapping[sympy.Symbol, sympy.Expr]
     written: tuple[str, ...] = ()
     seed: str | None = None
@@ -93,6 +94,24 @@ class Captured:
     def of_users(self) -> tuple[str, ...]:
         """Return the parameters that the user's function and its module have: all but the seed."""
         return tuple(name for name in self.parameters if name != self.seed)
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """Return the arguments that hold no tensors, whose values in the example hold for good."""
+        return {name: one for name, one in self.given.items() if annotation(one) is None}
+
+    @property
+    def public(self) -> dict[str, str]:
+        """Return the parameters of the public function, each with its type: those of the user's
+        function that tensors are given to, and the module's own."""
+        taken = {name: kind for name, one in self.given.items() if (kind := annotation(one))}
+        held = tensors_in(self.given)
+        return taken | {name: "Tensor" for name in self.of_users if name not in held}
+
+    @property
+    def is_flat(self) -> bool:
+        """Return whether the public function takes what the operator does."""
+        return list(self.public) == list(self.of_users)
 
     def behind_gradients(self) -> set[fx.Node]:
         """Return the gradients and all nodes that they are computed from."""
@@ -150,7 +169,7 @@ def capture(
         outputs, last.args = last.args, (held["results"],)
         module.recompile()
         try:
-            if held["results"]:
+            if held["results"] or (inference and written_in(module.graph)):
                 held["numbers"] = numbers or range(len(dropouts_in(module.graph)))
                 seeded_module, given = seeded(module, inputs, held["numbers"])
                 held["placeholders"] = seeded_module.graph.find_nodes(op="placeholder")
@@ -169,7 +188,10 @@ def capture(
         return held["stand_ins"]
 
     held["structure"] = _run_dynamo(backend, function, args, keywords, name, inference, frozen)
-    if "traced" in held and not held["results"]:
+    if "traced" in held and not held["results"] and "joint" not in held:
+        if not inference and written_in(held["traced"].graph):
+            # It returns no tensor, so that there is no gradient of it: the step of an optimizer.
+            return capture(function, args, keywords, name, True, definitions, frozen, numbers)
         raise EjectError(
             f"{name} returns an argument or a view of it; there is nothing to compute."
         )
@@ -205,7 +227,8 @@ def trace(
         for node in nodes
         if isinstance(node.meta["val"], Tensor)
     ]
-    arguments.sort(key=_in_users_order(function, nodes))
+    given = _given(function, args, keywords)
+    arguments.sort(key=_in_users_order(given, nodes))
     sizes, hints = _symbols(arguments)
     numbers = tuple(range(len(dropouts_in(graph))))
     seed = None
@@ -213,7 +236,6 @@ def trace(
         node = seed_beside(graph)
         seed = argument_name(node)
         arguments.append(Argument(seed, node))
-    given = _given(function, args, keywords)
     outputs = tuple(_flat(output_node(graph).args[0]))
     return Captured(
         name,
@@ -228,7 +250,7 @@ def trace(
         hints,
         _seeded_ranges(given, seed),
         Returned(outputs, held["stand_ins"].structure(name, returned)),
-        _fixed(given),
+        given,
         {},
         seed=seed,
         numbers=numbers,
@@ -254,10 +276,12 @@ def _run_dynamo(
     Raises EjectError with the user's line where the function cannot be one graph.
     """
     positions = itertools.zip_longest(args, _declared(function)[: len(args)])
-    examples = [_example(arg, not inference and key not in frozen) for arg, key in positions]
-    named = {
-        key: _example(arg, not inference and key not in frozen) for key, arg in keywords.items()
-    }
+
+    def example(tensor: Tensor, key: str) -> Tensor:
+        return _example(tensor, not inference and key not in frozen)
+
+    examples = [mapped(arg, example, key or "") for arg, key in positions]
+    named = {key: mapped(arg, example, key) for key, arg in keywords.items()}
     dynamo_config: Any = torch._dynamo.config
     shape_config: Any = fx_config
     with (
@@ -266,7 +290,8 @@ def _run_dynamo(
         torch.set_grad_enabled(not inference),
         traceable_averages(function),
     ):
-        compiled = torch.compile(function, backend=backend, dynamic=True, fullgraph=True)
+        called = with_own_parameters(function)
+        compiled = torch.compile(called, backend=backend, dynamic=True, fullgraph=True)
         try:
             return compiled(*examples, **named)
         except BackendCompilerFailed as error:
@@ -289,7 +314,7 @@ def _run_dynamo(
                 ) from error
         finally:
             # Else the next call of a function that the user compiles would begin with this code.
-            torch._dynamo.eval_frame.remove_from_cache(function)
+            torch._dynamo.eval_frame.remove_from_cache(called)
     # PyTorch refuses to write over tensors that want a gradient, such as running statistics, and
     # some of its functions have no gradient for their targets or weights.
     return _run_dynamo(backend, function, args, keywords, name, inference, {*frozen, *more})
@@ -303,16 +328,13 @@ def _constant_arguments(
     The others have one together. Where two arguments cannot both have one, the first has it.
     """
     given = _given(function, args, keywords)
-    frozen = {
-        key
-        for key, value in given.items()
-        if isinstance(value, Tensor) and value.is_floating_point()
-    }
+    tensors = tensors_in(given)
+    frozen = {key for key, (value, _) in tensors.items() if value.is_floating_point()}
 
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
         return StandIns(module)
 
-    for key in [key for key in given if key in frozen]:
+    for key in [key for key in tensors if key in frozen]:
         with contextlib.suppress(EjectError):
             fewer = frozen - {key}
             _run_dynamo(backend, function, args, keywords, "", False, fewer, retries=False)
@@ -344,22 +366,14 @@ def _given(
     return inspect.signature(forward).bind(*args, **keywords).arguments
 
 
-def _fixed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that are no tensors, whose values in the example hold for good."""
-    return {key: value for key, value in given.items() if not isinstance(value, Tensor)}
-
-
 def _seeded_ranges(given: Mapping[str, Any], seed: str | None) -> dict[str, tuple[int, int]]:
     """Return the least and the largest value of each integer argument of the example, and of the
     seed."""
     found = {} if seed is None else {seed: SEEDS}
     return found | {
         name: (int(value.min()), int(value.max()))
-        for name, value in given.items()
-        if isinstance(value, Tensor)
-        and not value.is_floating_point()
-        and value.dtype != torch.bool
-        and value.numel()
+        for name, (value, _) in tensors_in(given).items()
+        if not value.is_floating_point() and value.dtype != torch.bool and value.numel()
     }
 
 
@@ -369,11 +383,9 @@ def _declared(function: Callable[..., Any]) -> list[str]:
     return list(inspect.signature(forward).parameters)
 
 
-def _example(arg: Any, wants_gradient: bool) -> Any:
-    if isinstance(arg, Tensor):
-        arg = arg.detach()
-        return arg.requires_grad_(wants_gradient and arg.is_floating_point())
-    return arg
+def _example(tensor: Tensor, wants_gradient: bool) -> Tensor:
+    own = tensor.detach()
+    return own.requires_grad_(wants_gradient and own.is_floating_point())
 
 
 def _first_line(error: BaseException) -> str:
@@ -415,8 +427,8 @@ def _captured(
     if upstream and sum(returned.needs_gradient) != len(upstream):
         if written:
             raise EjectError(
-                f"{name} writes over an argument; let it return the new value, or detach what it "
-                "writes."
+                f"{name} writes over an argument; let it return the new value, detach what it "
+                "writes, or run under torch.no_grad()."
             )
         raise EjectError(f"{name}: it is not known which of its outputs have a gradient.")
     names: list[fx.Node] = held["placeholders"]
@@ -425,7 +437,7 @@ def _captured(
         for node, source in zip(primals, names, strict=True)
         if isinstance(node.meta["val"], Tensor)
     ]
-    arguments.sort(key=_in_users_order(function, names))
+    arguments.sort(key=_in_users_order(given, names))
     found = dict(zip(primals, results[count:], strict=False))
     gradients = [found.get(argument.node) for argument in arguments]
     equate_sizes(joint.graph)
@@ -446,7 +458,7 @@ def _captured(
         hints,
         _seeded_ranges(given, seed),
         returned,
-        _fixed(given),
+        given,
         equal,
         tuple(written),
         seed,
@@ -462,22 +474,27 @@ def argument_name(node: fx.Node) -> str:
     """Return the user's name of a parameter: Dynamo calls ``x`` ``L_x_`` and ``self.norm.weight``
     ``L_self_modules_norm_parameters_weight_``."""
     name = re.sub(r"^L_", "", str(node.target)).rstrip("_")
-    if _is_parameter(node):
-        name = re.sub(r"^\w*?_(?=modules_|parameters_|buffers_)", "", name)
+    if not _is_parameter(node):
+        return name.strip("_")
+    name = re.sub(r"^\w*?_(?=modules_|parameters_|buffers_)", "", name)
     return re.sub(r"(?:^|_)(?:modules|parameters|buffers)_", "_", name).strip("_")
 
 
 def _is_parameter(node: fx.Node) -> bool:
     """Return whether a placeholder is a parameter or a buffer of a module."""
-    return re.match(r"^L_\w+?_(modules|parameters|buffers)_", str(node.target)) is not None
+    source = getattr(node, "_dynamo_source", None)
+    if source is None:
+        return re.match(r"^L_\w+?_(modules|parameters|buffers)_", str(node.target)) is not None
+    name = source.name() if callable(source.name) else source.name  # a method in some versions
+    return re.search(r"\._(modules|parameters|buffers)\[", name) is not None
 
 
 def _in_users_order(
-    function: Callable[..., Any], names: Sequence[fx.Node]
+    given: Mapping[str, Any], names: Sequence[fx.Node]
 ) -> Callable[[Argument], tuple[bool, bool, int]]:
     """Return the key that sorts arguments: those of the call as the function declares them, then
     parameters and buffers, then the seed of dropouts."""
-    declared = _declared(function)
+    declared = list(tensors_in(given))
     parameters = {argument_name(node) for node in names if _is_parameter(node)}
     seeds = {argument_name(node) for node in names if is_seed(node)}
 

@@ -16,6 +16,7 @@ from fuselab.ejection.dropout import RUNTIME
 from fuselab.ejection.fold import formatted
 from fuselab.ejection.regions import Cut, Region
 from fuselab.ejection.returned import namedtuples_in, nodes_in, structure_text
+from fuselab.ejection.taken import taking_apart
 from fuselab.ejection.write import (
     draw_text,
     example_case,
@@ -23,7 +24,12 @@ from fuselab.ejection.write import (
     reference_import,
     test_text,
 )
-from fuselab.ejection.write_init import public_docstring, public_parameters
+from fuselab.ejection.write_init import (
+    flat_parameters,
+    public_docstring,
+    public_parameters,
+    sequence_import,
+)
 from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_reference import reference_text
 from fuselab.ejection.write_standalone import operator_files, page_section, with_runtime
@@ -76,6 +82,8 @@ def describe(cut: Cut) -> dict[str, Any]:
 def _init(cut: Cut, standalone: bool) -> str:
     module, published = ("steps", []) if standalone else ("composed", ["COMPOSITION"])
     listed = ", ".join(f'"{name}"' for name in (*published, cut.name))
+    if not cut.captured.is_flat:
+        return _taking_init(cut, module, published, listed)
     return f'''\
 """{cut.name}, ejected from plain PyTorch by fuselab."""
 
@@ -83,6 +91,40 @@ from .{module} import {", ".join([*published, cut.name])}
 
 __all__ = [{listed}]
 '''
+
+
+def _taking_init(cut: Cut, module: str, published: Sequence[str], listed: str) -> str:
+    """Return the text of ``__init__.py`` with a function that takes lists and dicts of tensors
+    apart, or tensors that it does not read."""
+    captured = cut.captured
+    given = [*captured.of_users, *([captured.seed] if captured.seed else [])]
+    lines = taking_apart(captured.given, captured.of_users)
+    lines.append(f"return _of_tensors({', '.join(given)})")
+    told = "Compute what reference.py defines, with fused operators."
+    imports = [*sequence_import(captured), "from typing import Any"]
+    names = ", ".join([*published, f"{cut.name} as _of_tensors"])
+    body = textwrap.indent("\n".join(lines), "    ")
+    return formatted(
+        f'''\
+"""{cut.name}, ejected from plain PyTorch by fuselab."""
+
+from __future__ import annotations
+
+{chr(10).join(imports)}
+
+from torch import Tensor
+
+from .{module} import {names}
+
+
+def {cut.name}({public_parameters(captured)}) -> Any:
+    """{public_docstring(captured, told)}"""
+{body}
+
+
+__all__ = [{listed}]
+'''
+    )
 
 
 def _composed(cut: Cut, standalone: bool) -> str:
@@ -198,7 +240,7 @@ def _function(cut: Cut) -> str:
             f"{cut.captured.seed} = seed_tensor({cut.captured.seed}, {names[torch.device]})"
         )
     return (
-        f"def {cut.name}({public_parameters(cut.captured)}) -> Any:\n"
+        f"def {cut.name}({flat_parameters(cut.captured)}) -> Any:\n"
         f'    """{public_docstring(cut.captured, told)}"""\n'
         + textwrap.indent("\n".join([*sizes, *body]), "    ")
         + "\n"

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch._decomp import get_decompositions
 
-from fuselab.ejection import batch_norm
+from fuselab.ejection import batch_norm, random_slopes
+from fuselab.ejection.lists import definitions_of_lists
 
 aten = torch.ops.aten
 
@@ -140,9 +141,11 @@ WITHOUT_DERIVATIVE = (
 
 def definitions_in_kernels() -> dict[Any, Callable[..., Any]]:
     """Return the definitions by simpler operators of those that kernels compute so."""
-    return {**get_decompositions(COMPOSED), **batch_norm.GRADIENT}
+    own = {**batch_norm.GRADIENT, **random_slopes.DEFINITIONS, **definitions_of_lists()}
+    return {**get_decompositions(COMPOSED), **own}
 
 
 def definitions_in_formulas() -> dict[Any, Callable[..., Any]]:
     """Return the definitions by simpler operators of those that have no derivative themselves."""
-    return {**get_decompositions(WITHOUT_DERIVATIVE), **batch_norm.IN_FORMULAS}
+    own = get_decompositions(WITHOUT_DERIVATIVE)
+    return {**own, **batch_norm.IN_FORMULAS, **definitions_of_lists()}

@@ -252,6 +252,7 @@ def planned_package(
         capture(function, args, keywords, name, inference, definitions, frozen, numbers)
         for definitions in (definitions_in_kernels(), definitions_in_formulas())
     )
+    inference = inference or not captured.returned.results
     _refuse_lost_rounding(formulas)
     exact = {one: exact_size(other, captured.hints) for one, other in captured.equal.items()}
     captured = replace(captured, equal=exact)

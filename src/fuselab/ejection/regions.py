@@ -25,6 +25,7 @@ from torch import Tensor, fx
 from torch._ops import HigherOrderOperator
 
 from fuselab.ejection.calls import (
+    IN_PLACE,
     INFIX,
     call_name,
     call_text,
@@ -59,14 +60,6 @@ RANDOM = frozenset(
         "randint_like", "randn", "randn_like", "randperm", "rrelu", "scaled_dot_product_attention",
     )
 )  # fmt: skip
-
-_IN_PLACE = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-    operator.ipow: operator.pow,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +174,8 @@ def cut(
     Raises EjectError where the function cannot be one graph.
     """
     traced = trace(function, args, keywords, name, inference)
+    if not inference and not traced.returned.results:  # nothing that could have a gradient
+        return cut(function, args, keywords, name, True)
     return _Cutter(traced, inference).cut()
 
 
@@ -464,7 +459,7 @@ def _writes(node: fx.Node) -> fx.Node | None:
     is_method = node.op == "call_method" and name.endswith("_") and not name.endswith("__")
     is_function = node.op == "call_function" and name.endswith("_") and not name.startswith("_")
     is_function &= node.target not in INFIX  # `&` is ``operator.and_``
-    written = node.target in _IN_PLACE or node.target is operator.setitem
+    written = node.target in IN_PLACE or node.target is operator.setitem
     if is_method or is_function or written or _is_asked_to_write(node):
         first = node.args[0] if node.args else node.kwargs.get("input")
         return first if isinstance(first, fx.Node) and not is_number(first) else None
@@ -547,8 +542,8 @@ def _without_in_place(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 def _make_new(node: fx.Node, name: str) -> None:
     target: Any = node.target
-    if target in _IN_PLACE:
-        node.target = _IN_PLACE[target]
+    if target in IN_PLACE:
+        node.target = IN_PLACE[target][1]
     elif _is_asked_to_write(node):
         node.kwargs = {key: value for key, value in node.kwargs.items() if key != "inplace"}
         node.args = node.args[: _place_of_inplace(target)]

@@ -23,13 +23,15 @@ from fuselab.ejection.returned import (
     source_of,
     structure_text,
 )
+from fuselab.ejection.taken import taking_apart
 from fuselab.ejection.write_reference import defined_in_reference
 
 
 def init_text(package: Package) -> str:
     """Return the text of ``__init__.py``."""
     name = package.name
-    if package.is_plain and not package.is_constant and package.captured.seed is None:
+    is_same = package.is_plain and package.captured.is_flat
+    if is_same and not package.is_constant and package.captured.seed is None:
         return f'''\
 """{name}, ejected from plain PyTorch by fuselab."""
 
@@ -73,9 +75,19 @@ __all__ = [{", ".join(f'"{one}"' for one in (*published, name))}]
 
 def public_parameters(captured: Captured) -> str:
     """Return the parameters of a public function: the user's, and the seed of dropouts."""
-    given = [f"{name}: Tensor" for name in captured.of_users]
-    seeds = [] if captured.seed is None else [f"{captured.seed}: int | Tensor | None = None"]
-    return ", ".join([*given, *seeds])
+    given = [f"{name}: {kind}" for name, kind in captured.public.items()]
+    return ", ".join([*given, *_seed_parameter(captured)])
+
+
+def flat_parameters(captured: Captured) -> str:
+    """Return the same of a function that takes every tensor as an argument of its own."""
+    return ", ".join(
+        [*(f"{name}: Tensor" for name in captured.of_users), *_seed_parameter(captured)]
+    )
+
+
+def _seed_parameter(captured: Captured) -> list[str]:
+    return [] if captured.seed is None else [f"{captured.seed}: int | Tensor | None = None"]
 
 
 def public_docstring(captured: Captured, told: str) -> str:
@@ -88,6 +100,12 @@ def public_docstring(captured: Captured, told: str) -> str:
     )
 
 
+def sequence_import(captured: Captured) -> list[str]:
+    """Return the line that imports the type of lists among the parameters."""
+    is_used = "Sequence[Tensor]" in captured.public.values()
+    return ["from collections.abc import Sequence"] if is_used else []
+
+
 def seed_import(package: Package) -> list[str]:
     """Return the line that imports what the public function makes a seed with."""
     return [] if package.captured.seed is None else [f"from {RUNTIME} import seed_tensor"]
@@ -98,6 +116,7 @@ def _imports(package: Package, imports: Sequence[str]) -> str:
     body = _body(package)
     lines = [
         *(["from collections import namedtuple"] if others else []),
+        *sequence_import(package.captured),
         "from typing import Any",
         "",
         *(["import torch"] if re.search(r"\btorch\.", body) else []),
@@ -172,4 +191,5 @@ def _body(package: Package) -> str:
         for line in package.sizes.statements(package.parameters)
         if re.search(rf"\b{line.partition(' = ')[0]}\b", text)
     ]
-    return "\n".join([*sizes, text])
+    apart = taking_apart(package.captured.given, package.parameters)
+    return "\n".join([*apart, *sizes, text])

@@ -8,6 +8,7 @@ from torch import nn
 
 from fuselab.ejection.capture import Captured, argument_name
 from fuselab.ejection.fold import formatted
+from fuselab.ejection.write_init import sequence_import
 
 
 def module_text(captured: Captured) -> str:
@@ -20,9 +21,10 @@ def module_text(captured: Captured) -> str:
         for node in captured.traced.graph.find_nodes(op="placeholder")
         if (mangled := _mangled(str(node.target))) in places
     }
-    inputs = [name for name in captured.of_users if name not in held]
-    given = ", ".join(held.get(name, name) for name in captured.of_users)
-    annotated = ", ".join(f"{name}: Tensor" for name in inputs)
+    inputs = {name: kind for name, kind in captured.public.items() if name not in held}
+    given = ", ".join(held.get(name, name) for name in captured.public)
+    annotated = ", ".join(f"{name}: {kind}" for name, kind in inputs.items())
+    sequence = "".join(f"{line}\n" for line in sequence_import(captured))
     label = type(module).__name__
     mode, other = ("train", "eval") if module.training else ("eval", "train")
     return formatted(f'''\
@@ -30,7 +32,7 @@ def module_text(captured: Captured) -> str:
 
 from __future__ import annotations
 
-from typing import Any
+{sequence}from typing import Any
 
 from torch import Tensor, nn
 

@@ -16,6 +16,7 @@ from fuselab.ejection.capture import Captured, argument_name
 from fuselab.ejection.dropout import RUNTIME
 from fuselab.ejection.plan import Sizes
 from fuselab.ejection.returned import CONSTANTS, namedtuples_in, structure_text
+from fuselab.ejection.taken import annotation, rebuilt, tensors_in
 
 _CONSTANTS = (*CONSTANTS, tuple)
 
@@ -28,6 +29,7 @@ def reference_text(captured: Captured, outputs: Sequence[str]) -> str:
     importing = "" if outputs else "from typing import Any\n\n"
     if copied is not None:
         imports, sources, called = copied
+        told = f"Compute {called}" if captured.is_flat else f"Compute {function.__name__}"
         return f'''\
 """The definition of {captured.name}, in the code that it was ejected from."""
 
@@ -39,7 +41,7 @@ from __future__ import annotations
 {sources}
 
 
-{_functions(captured, outputs, f"Compute {called}", _taken_apart(captured, outputs, called))}
+{_functions(captured, outputs, told, _taken_apart(captured, outputs, called))}
 '''
     told = f"Compute {captured.name}; parameters and buffers of the module are arguments"
     return f'''\
@@ -113,9 +115,9 @@ def _taken_apart(captured: Captured, names: Sequence[str], called: str) -> str:
     if not names:
         return f"return {called}"
     if captured.written:
-        results = ", ".join(f"returned{returned.path(node)}" for node in returned.results)
-        lines = [*_copies(captured), f"returned = {called}"]
-        return "\n".join([*lines, f"return {results}, {', '.join(captured.written)}"])
+        results = [f"returned{returned.path(node)}" for node in returned.results]
+        lines = [*_copies(captured), f"returned = {called}" if results else called]
+        return "\n".join([*lines, f"return {', '.join([*results, *captured.written])}"])
     if returned.is_plain and len(names) == 1:
         return f"output: Tensor = {called}\nreturn output"
     if returned.is_plain:
@@ -132,11 +134,17 @@ def _call_of(function: FunctionType, captured: Captured) -> str | None:
     texts: list[str] = []
     by_name = False
     parameters = inspect.signature(function).parameters
-    if [name for name in parameters if name in captured.of_users] != [*captured.of_users]:
+    held = tensors_in({name: captured.given[name] for name in parameters if name in captured.given})
+    if [name for name in held if name in captured.of_users] != [*captured.of_users]:
         return None
     for name, parameter in parameters.items():
         if name in captured.of_users:
             value = name
+        elif annotation(captured.given.get(name)) is not None:
+            text = rebuilt(captured.given[name], name, captured.of_users)
+            if text is None:
+                return None
+            value = text
         elif name in captured.fixed:
             fixed = captured.fixed[name]
             if not isinstance(fixed, CONSTANTS):

@@ -27,9 +27,10 @@ def written_in(graph: fx.Graph) -> list[fx.Node]:
     """Return the placeholders of tensors that the calls of Dynamo's graph write over, in order.
 
     Dynamo has run every call on fake tensors, whose version counters tell it. Those of running
-    statistics do not; the calls that update them are looked at.
+    statistics and of lists do not; the calls that update them are looked at.
     """
     statistics = {one for node in graph.nodes for one in updated_statistics(node)}
+    statistics |= {one for node in graph.nodes for one in _updated_lists(node)}
     return [
         node
         for node in graph.nodes
@@ -49,3 +50,13 @@ def updated_statistics(node: fx.Node) -> tuple[fx.Node, ...]:
         return ()
     found = (given.get("running_mean"), given.get("running_var"))
     return tuple(one for one in found if isinstance(one, fx.Node))
+
+
+def _updated_lists(node: fx.Node) -> tuple[fx.Node, ...]:
+    """Return the tensors of the list that a call such as ``torch._foreach_add_`` updates."""
+    name = getattr(node.target, "__name__", "")
+    if node.op != "call_function" or not (name.startswith("_foreach_") and name.endswith("_")):
+        return ()
+    first = node.args[0]
+    held = first if isinstance(first, (list, tuple)) else ()
+    return tuple(one for one in held if isinstance(one, fx.Node))

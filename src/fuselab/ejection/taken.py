@@ -1,0 +1,122 @@
+"""The tensors that a function takes: as arguments of their own, or in lists, tuples and dicts.
+
+An operator takes each tensor as an argument of its own. The public function has the parameters of
+the user's function, and takes lists and dicts apart.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fuselab.ejection.returned import constant_text
+from fuselab.errors import EjectError
+
+
+def tensors_in(given: Mapping[str, Any]) -> dict[str, tuple[Tensor, str]]:
+    """Return the tensors among the arguments ``given`` of a call, by their names as arguments of an
+    operator, each with its place as Python text.
+
+    They are named as Dynamo names the inputs of a graph: ``params[0]`` is ``params_0``.
+    """
+    found: dict[str, tuple[Tensor, str]] = {}
+    for name, value in given.items():
+        for path, leaf in pytree.tree_leaves_with_path(value):
+            if isinstance(leaf, Tensor):
+                place = f"{name}{pytree.keystr(path)}"
+                found[re.sub(r"[^a-zA-Z0-9_]+", "_", place).strip("_")] = leaf, place
+    return found
+
+
+def with_own_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a decorated function (``@torch.no_grad()``) such that its parameters are those of the
+    function inside, by which Dynamo names the inputs of a graph; others as they are."""
+    if not isinstance(function, FunctionType) or not hasattr(function, "__wrapped__"):
+        return function
+    parameters = inspect.signature(function).parameters.values()
+    if any(one.kind is not one.POSITIONAL_OR_KEYWORD for one in parameters):
+        return function
+    names = ", ".join(one.name for one in parameters)
+    made: dict[str, Any] = {}
+    exec(f"def {function.__name__}({names}):\n    return _decorated({names})\n", made)
+    found: FunctionType = made[function.__name__]
+    found.__globals__["_decorated"] = function
+    found.__defaults__ = (
+        tuple(one.default for one in parameters if one.default is not one.empty) or None
+    )
+    return found
+
+
+def is_held(place: str) -> bool:
+    """Return whether a tensor's place is in a list, a tuple or a dict."""
+    return not place.isidentifier()
+
+
+def mapped(value: Any, function: Callable[[Tensor, str], Any], name: str) -> Any:
+    """Return an argument called ``name`` with ``function`` applied to each tensor in it and the
+    tensor's name as an argument of an operator."""
+    names = {id(leaf): key for key, (leaf, _) in tensors_in({name: value}).items()}
+    return pytree.tree_map(
+        lambda leaf: function(leaf, names[id(leaf)]) if isinstance(leaf, Tensor) else leaf, value
+    )
+
+
+def annotation(value: Any) -> str | None:
+    """Return the type of a parameter for an argument of the example, None if no tensor is in it."""
+    if isinstance(value, Tensor):
+        return "Tensor"
+    leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    if not leaves:
+        return None
+    is_plain = isinstance(value, (list, tuple)) and len(leaves) == len(value)
+    return "Sequence[Tensor]" if is_plain else "Any"
+
+
+def taking_apart(given: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
+    """Return the statements that give the tensors ``wanted`` in lists and dicts their names."""
+    lines: list[str] = []
+    for name, value in given.items():
+        held = {
+            key: place
+            for key, (_, place) in tensors_in({name: value}).items()
+            if is_held(place) and key in wanted
+        }
+        if held and annotation(value) == "Sequence[Tensor]":
+            lines += [
+                f"if len({name}) != {len(value)}:",
+                f'    raise ValueError(f"{name} must hold {len(value)} tensors, as in the example; '
+                f'it holds {{len({name})}}.")',
+            ]
+        lines += [f"{key} = {place}" for key, place in held.items()]
+    return lines
+
+
+def rebuilt(value: Any, name: str, names: Sequence[str]) -> Any:
+    """Return a list or dict of the example as Python text, its tensors by their names as arguments;
+    None if a tensor is none of ``names``, or something else is no constant."""
+    places = {id(leaf): key for key, (leaf, _) in tensors_in({name: value}).items()}
+
+    def text(one: Any) -> str:
+        if isinstance(one, Tensor):
+            if places[id(one)] not in names:
+                raise EjectError(f"{name} holds a tensor that nothing reads.")
+            return places[id(one)]
+        if type(one) is dict:
+            return "{" + ", ".join(f"{constant_text(k)}: {text(v)}" for k, v in one.items()) + "}"
+        if type(one) in (list, tuple):
+            inner = ", ".join(map(text, one))
+            return f"[{inner}]" if type(one) is list else f"({inner}{',' * (len(one) == 1)})"
+        if isinstance(one, (int, float, str, type(None))):
+            return constant_text(one)
+        raise EjectError(f"{name} holds an object of {type(one).__name__}.")
+
+    try:
+        return text(value)
+    except EjectError:
+        return None

@@ -1,0 +1,154 @@
+"""Steps of optimizers: functions that write over tensors and return nothing, also over lists."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fuselab
+from fuselab.ejection.package import planned_package
+from fuselab.errors import EjectError
+from fuselab.runtime import interpreter
+
+
+def momentum_step(
+    params: list[Tensor], grads: list[Tensor], buffers: list[Tensor], lr: Tensor
+) -> None:
+    for param, grad, buffer in zip(params, grads, buffers, strict=True):
+        buffer.mul_(0.9).add_(grad)
+        param.sub_(lr * buffer)
+
+
+def adamw_step(
+    param: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: Tensor, lr: Tensor
+) -> None:
+    step += 1
+    param.mul_(1 - lr * 0.01)
+    mean.lerp_(grad, 0.1)
+    square.mul_(0.999).addcmul_(grad, grad, value=0.001)
+    corrected = square.sqrt() / (1 - 0.999**step).sqrt()
+    param.addcdiv_(mean * (-lr / (1 - 0.9**step)), corrected.add_(1e-8))
+
+
+def row_wise_adagrad_step(table: Tensor, grad: Tensor, sums: Tensor) -> None:
+    sums.add_(grad.pow(2).mean(dim=1))
+    table.addcmul_(grad, 1 / (sums.sqrt() + 1e-8)[:, None], value=-0.1)
+
+
+@torch.no_grad()
+def clip(grads: Sequence[Tensor], limit: Tensor) -> Tensor:
+    norms = torch.stack([grad.square().sum() for grad in grads])
+    norm = norms.sum().sqrt()
+    torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1))
+    return norm
+
+
+def drawn(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+SAME = [[drawn(4, 5), drawn(7), drawn(2, 3, 4)] for _ in range(3)]
+STEPS: dict[Callable[..., Any], tuple[list[Any], tuple[str, ...]]] = {
+    momentum_step: ([*SAME, torch.tensor(0.1)], ("params", "grads", "buffers", "lr")),
+    adamw_step: (
+        [
+            drawn(4, 5),
+            drawn(4, 5) + 1,
+            drawn(4, 5),
+            drawn(4, 5).square(),
+            *map(torch.tensor, (3.0, 0.1)),
+        ],
+        ("param", "grad", "mean", "square", "step", "lr"),
+    ),
+    row_wise_adagrad_step: (
+        [drawn(4, 5), drawn(4, 5) + 1, drawn(4).abs()],
+        ("table", "grad", "sums"),
+    ),
+    clip: ([SAME[0], torch.tensor(0.5)], ("grads", "limit")),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_steps_write_over_their_arguments(
+    step: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The public function takes the lists of the user's; the Triton kernels run interpreted."""
+    args, parameters = STEPS[step]
+    name = f"ejected_{step.__name__}"
+    fuselab.eject(step, *copy.deepcopy(args), out=tmp_path / name, name=name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ejected = getattr(importlib.import_module(name), name)
+    assert tuple(ejected.__annotations__)[: len(parameters)] == parameters
+    wanted = copy.deepcopy(args)
+    expected = step(*wanted)
+    op = importlib.import_module(f"{name}.op").OP
+    flat = torch.utils._pytree.tree_leaves(args)
+    by_kernels = interpreter.run(f"{tmp_path / name}/op.py:forward_triton", *flat)
+    by_definition = op.reference(*flat)
+    torch.testing.assert_close(by_kernels, by_definition, rtol=1e-6, atol=1e-6)
+    given = copy.deepcopy(args)
+    implementation = "auto" if step is momentum_step else "reference"
+    found = ejected(*given, implementation=implementation)
+    torch.testing.assert_close((found, given), (expected, wanted))
+
+
+def test_a_list_of_another_length_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fuselab.eject(clip, [torch.ones(3), torch.ones(4)], torch.ones(()), out=tmp_path / "clipping")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    clipping = importlib.import_module("clipping").clip
+    with pytest.raises(
+        ValueError, match="grads must hold 2 tensors, as in the example; it holds 3"
+    ):
+        clipping([torch.ones(3)] * 3, torch.ones(()))
+
+
+def selected(tensors: dict[str, Any], unread: Tensor, scale: float = 2.0) -> Tensor:
+    one, (other, _) = tensors["one"], tensors["others"]
+    return torch.exp(one * other) * scale
+
+
+def test_dicts_and_tensors_that_nothing_reads() -> None:
+    held = {"one": torch.ones(3, 4), "others": (torch.ones(4), torch.ones(2))}
+    package = planned_package(selected, (held, torch.ones(5)), {}, "selected")
+    assert package.parameters == ("tensors_one", "tensors_others_0")
+    assert package.captured.public == {"tensors": "Any", "unread": "Tensor"}
+
+
+def masked_products(tensors: list[Tensor], unread: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
+    mask &= tensors[1] > 0
+    product = (tensors[0] * mask) @ weight
+    return torch.tanh(product) * 2
+
+
+def test_lists_and_operators_in_place_between_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = [[drawn(3, 4), drawn(4)], drawn(2), torch.ones(4, dtype=torch.bool), drawn(4, 5)]
+    name = "masked_products"
+    fuselab.eject(masked_products, *copy.deepcopy(args), out=tmp_path / name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("FUSELAB_IMPLEMENTATION", "reference")
+    given, wanted = copy.deepcopy(args), copy.deepcopy(args)
+    found = importlib.import_module(name).masked_products(*given)
+    torch.testing.assert_close((found, given), (masked_products(*wanted), wanted))
+    assert not torch.equal(given[2], args[2])
+
+
+def test_a_gradient_through_what_is_written_over_is_refused() -> None:
+    def scaled(x: Tensor, scale: Tensor) -> Tensor:
+        total = x.sum()
+        x.mul_(scale)
+        return total * scale.sum()
+
+    with pytest.raises(EjectError, match=r"or run under torch.no_grad\(\)"):
+        planned_package(scaled, (torch.ones(3, 4), torch.ones(4)), {}, "scaled")
