@@ -86,6 +86,21 @@ def test_wide_rows(launcher, form, dtype, width):
     check(launcher, form, normal(3, width, dtype=dtype).cuda())
 
 
+@forms
+@dtypes
+def test_rows_that_begin_between_vectors(form, dtype):
+    """Nine rows of an odd width begin at every place within 16 bytes, and the last row's last
+    vector is not whole. From 1018 to 1024 and 16378 to 16384 wide, the first vector takes the place
+    that would have been the last element's."""
+    for width in (31, 33, 35, 63, 257, 1017, 1019, 1023, 2049, 10_007, 16_379, 50_257):
+        check(cuda_launch, form, normal(9, width, dtype=dtype, seed=width).cuda())
+    special = special_rows(dtype, 77).cuda()
+    assert_forward(partial(cuda_launch.forward, form=form), special, form=form)
+    # Rows of other tensors lie around these.
+    inside = normal(40, 257, dtype=dtype).cuda()[8:33]
+    assert_forward(partial(cuda_launch.forward, form=form), inside, form=form)
+
+
 @launchers
 @kinds(
     "shape",
@@ -249,7 +264,7 @@ def test_terms_computed_twice(threads, elements, cluster):
         forward = partial(cuda_launch.forward, form=form)
         rows = special_rows(dtype, width).cuda()
         rows[7, width // 3 :] = math.nan  # whole threads and warps of nothing else
-        narrow = normal(5, width - 3, dtype=dtype).cuda() * 4  # element by element: once
+        narrow = normal(5, width - 11, dtype=dtype).cuda() * 4  # rows that begin anywhere
         with tuning.forced(f"fuselab::{form}", "cuda", config):
             for input in (rows, rows[:, : width - 8], *((narrow,) if form == "softmax" else ())):
                 assert_forward(forward, input, form=form)

@@ -18,8 +18,8 @@
 // barrier.
 //
 // In place (kInPlace: output is input, of equal layout): an element of the output is written by the
-// thread that read it, after its last read, and no thread reads an element that another one writes.
-// So pointers are not __restrict__, and loads use the read-only path (which may be moved past a
+// thread that read it, after its last read, and no thread uses an element that another one writes (a
+// vector of a shifted row may hold some, of the rows beside it). So pointers are not __restrict__, and loads use the read-only path (which may be moved past a
 // store) only if input and output are kApart.
 //
 // The layout of a row: row = outer * inner_count + inner, and its first element is at
@@ -237,6 +237,37 @@ __device__ void load_vector(Pack<T, kCount>& pack, const T* row, int64_t element
   } else {
     pack.template gather<kReadOnly>(row + element * stride, stride);
   }
+}
+
+// A row of contiguous elements that begins anywhere, in vectors that begin on 16 bytes (kShifted):
+// the first vector begins `lead` elements before the row, and the last may end behind it. Both hold
+// elements of the rows beside this one, which become `outside` when they are loaded, and are left
+// alone when they are stored. Behind the last row of the tensor nothing is loaded.
+template <bool kReadOnly, typename T, int kCount>
+__device__ void load_shifted(Pack<T, kCount>& pack, const T* from, int32_t element, int32_t lead,
+                             int32_t end, bool is_last, T outside) {
+  if (element + kCount <= end || !is_last) {
+    pack.template load<kReadOnly>(from + element);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j)
+      if (element + j < end) pack.element[j] = read<kReadOnly>(from + element + j);
+  }
+  if (element >= lead && element + kCount <= end) return;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j)
+    if (element + j < lead || element + j >= end) pack.element[j] = outside;
+}
+template <typename T, int kCount>
+__device__ void store_shifted(const Pack<T, kCount>& pack, T* to, int32_t element, int32_t lead,
+                              int32_t end) {
+  if (element >= lead && element + kCount <= end) {
+    pack.store(to + element);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kCount; ++j)
+    if (element + j >= lead && element + j < end) to[element + j] = pack.element[j];
 }
 
 // Returns the offset of a row. The 64-bit division costs 70 instructions, so it runs only if
@@ -506,7 +537,7 @@ __device__ float maximum_of_pairs(const Pack<T, kCount> (&packs)[kVectors]) {
 }
 
 template <Form kForm, Aliasing kAliasing, typename Input, typename Output, int kVector,
-          int kVectors, int kThreads, int kCluster, bool kTwice>
+          int kVectors, int kThreads, int kCluster, bool kTwice, bool kShifted>
 __device__ __forceinline__ void forward_on_chip(
     const Input* input, Output* output, int64_t rows, int32_t width,
     int64_t inner_count, int64_t outer_stride, int64_t inner_stride, int64_t dim_stride) {
@@ -518,16 +549,24 @@ __device__ __forceinline__ void forward_on_chip(
   if constexpr (kCluster > 1) open_mailbox<Where::kWarps, kCluster, Partial<Accumulator>>();
   const Where place;
   const bool in_range = place.row < rows;
-  const Input* from =
-      input + (in_range ? row_offset(place.row, inner_count, outer_stride, inner_stride) : 0);
-  const int32_t end = in_range ? width : 0;
+  const int64_t begin =
+      in_range ? row_offset(place.row, inner_count, outer_stride, inner_stride) : 0;
+  const int32_t lead = kShifted ? static_cast<int32_t>(begin & (kVector - 1)) : 0;
+  const Input* from = input + begin - lead;
+  const int32_t end = in_range ? lead + width : 0;
 
   Pack<Input, kVector> raw[kVectors];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int32_t element = (place.first + i * Where::kStep) * kVector;
-    raw[i].fill(Convert<Input>::from(negative_infinity<float>()));
-    if (element < end) load_vector<kVector, kReadOnly>(raw[i], from, element, dim_stride);
+    const Input outside = Convert<Input>::from(negative_infinity<float>());
+    raw[i].fill(outside);
+    if constexpr (kShifted) {
+      if (element < end)
+        load_shifted<kReadOnly>(raw[i], from, element, lead, end, place.row == rows - 1, outside);
+    } else {
+      if (element < end) load_vector<kVector, kReadOnly>(raw[i], from, element, dim_stride);
+    }
   }
   Accumulator term[kVectors * kVector];
   Accumulator maximum = negative_infinity<Accumulator>();
@@ -557,7 +596,7 @@ __device__ __forceinline__ void forward_on_chip(
     if constexpr (!kTwice) own = exponential(maximum - of_row.maximum);
   }
   const Finish<kForm, Accumulator> finish(of_row, own);
-  Output* to = output + place.row * width;
+  Output* to = output + place.row * width - lead;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int32_t element = (place.first + i * Where::kStep) * kVector;
@@ -570,35 +609,49 @@ __device__ __forceinline__ void forward_on_chip(
         kept = exponential_term<kForm, Output>(kept - of_row.maximum);
       result.element[j] = Convert<Output>::from(finish(kept));
     }
-    if (element < end) result.store(to + element);
+    if constexpr (kShifted) {
+      if (element < end) store_shifted(result, to, element, lead, end);
+    } else {
+      if (element < end) result.store(to + element);
+    }
   }
 }
 
 template <Form kForm, typename Grad, typename GradInput, int kVector, int kGradVector, int kVectors,
-          int kThreads, int kCluster>
+          int kThreads, int kCluster, bool kShifted>
 __device__ __forceinline__ void backward_on_chip(
     const Grad* grad_output, const Grad* output,
     GradInput* grad_input, int64_t rows, int32_t width, int64_t inner_count,
     int64_t outer_stride, int64_t inner_stride, int64_t dim_stride) {
   using Accumulator = typename AccumulatorOf<Grad>::type;
   using Where = Place<kThreads, kCluster>;
+  constexpr bool kReadOnly = kCluster == 1;
   if constexpr (kCluster > 1) open_mailbox<Where::kWarps, kCluster, Partial<Accumulator>>();
   const Where place;
   const bool in_range = place.row < rows;
-  const Grad* grad_row =
-      grad_output + (in_range ? row_offset(place.row, inner_count, outer_stride, inner_stride) : 0);
-  const Grad* output_row = output + place.row * width;
-  const int32_t end = in_range ? width : 0;
+  const int64_t begin =
+      in_range ? row_offset(place.row, inner_count, outer_stride, inner_stride) : 0;
+  const int32_t lead = kShifted ? static_cast<int32_t>(begin & (kVector - 1)) : 0;
+  const Grad* grad_row = grad_output + begin - lead;
+  const Grad* output_row = output + place.row * width - lead;
+  const int32_t end = in_range ? lead + width : 0;
 
   Pack<Grad, kVector> grad[kVectors], y[kVectors];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int32_t element = (place.first + i * Where::kStep) * kVector;
-    grad[i].fill(Convert<Grad>::from(0.0f));
-    y[i].fill(Convert<Grad>::from(0.0f));
+    const Grad outside = Convert<Grad>::from(0.0f);
+    grad[i].fill(outside);
+    y[i].fill(outside);
     if (element < end) {
-      load_vector<kGradVector, kCluster == 1>(grad[i], grad_row, element, dim_stride);
-      load_vector<kVector, kCluster == 1>(y[i], output_row, element, 1);
+      if constexpr (kShifted) {
+        const bool is_last = place.row == rows - 1;
+        load_shifted<kReadOnly>(grad[i], grad_row, element, lead, end, is_last, outside);
+        load_shifted<kReadOnly>(y[i], output_row, element, lead, end, is_last, outside);
+      } else {
+        load_vector<kGradVector, kReadOnly>(grad[i], grad_row, element, dim_stride);
+        load_vector<kVector, kReadOnly>(y[i], output_row, element, 1);
+      }
     }
   }
   Accumulator sum = 0;
@@ -609,7 +662,7 @@ __device__ __forceinline__ void backward_on_chip(
   sum = lanes_sum<1, Where::kLanes / 2>(sum);
   if constexpr (kThreads > 32)
     sum = exchange<Where::kWarps, kCluster, AddSums>(Partial<Accumulator>{0, sum}).sum;
-  GradInput* to = grad_input + place.row * width;
+  GradInput* to = grad_input + place.row * width - lead;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int32_t element = (place.first + i * Where::kStep) * kVector;
@@ -618,7 +671,11 @@ __device__ __forceinline__ void backward_on_chip(
     for (int j = 0; j < kVector; ++j)
       result.element[j] = Convert<GradInput>::from(
           gradient<kForm, Grad>(widened<Grad>(grad[i].element[j]), widened<Grad>(y[i].element[j]), sum));
-    if (element < end) result.store(to + element);
+    if constexpr (kShifted) {
+      if (element < end) store_shifted(result, to, element, lead, end);
+    } else {
+      if (element < end) result.store(to + element);
+    }
   }
 }
 
@@ -658,28 +715,29 @@ struct Piece {
 // kThreads threads own a row (in forward_cluster, of each of kCluster blocks) and have kVectors
 // vectors of kVector elements each, so width <= kThreads * kCluster * kVectors * kVector. kVector >
 // 1 needs dim_stride 1 and rows of input and output aligned to vectors. The output is contiguous.
-// kBlocks blocks must fit a multiprocessor, which limits the registers. Block: kThreads, or
-// kNarrowBlock if kThreads <= 32. Grid: ceil(rows / rows per block), or rows * kCluster.
+// kShifted: input and output are contiguous and begin on 16 bytes, and their rows need not; then the
+// threads have room for kVector - 1 elements more. kBlocks blocks must fit a multiprocessor, which
+// limits the registers. Block: kThreads, or kNarrowBlock if kThreads <= 32. Grid: ceil(rows / rows per block), or rows * kCluster.
 template <Form kForm, Aliasing kAliasing, typename Input, typename Output, int kVector,
-          int kVectors, int kThreads, int kBlocks>
+          int kVectors, int kThreads, int kBlocks, bool kShifted = false>
 __global__ void __launch_bounds__(kThreads <= 32 ? kNarrowBlock : kThreads, kBlocks)
     forward_resident(const Input* input, Output* output, int64_t rows,
                      int32_t width, int64_t inner_count, int64_t outer_stride,
                      int64_t inner_stride, int64_t dim_stride) {
   constexpr int kResident = kBlocks * (kThreads <= 32 ? kNarrowBlock : kThreads);
   forward_on_chip<kForm, kAliasing, Input, Output, kVector, kVectors, kThreads, 1,
-                  has_terms_twice<Output>(kVectors * kVector, kResident)>(
+                  has_terms_twice<Output>(kVectors * kVector, kResident), kShifted>(
       input, output, rows, width, inner_count, outer_stride, inner_stride, dim_stride);
 }
 
 template <Form kForm, Aliasing kAliasing, typename Input, typename Output, int kVector,
-          int kVectors, int kThreads, int kBlocks, int kCluster>
+          int kVectors, int kThreads, int kBlocks, int kCluster, bool kShifted = false>
 __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
     forward_cluster(const Input* input, Output* output, int64_t rows,
                     int32_t width, int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
                     int64_t dim_stride) {
   forward_on_chip<kForm, kAliasing, Input, Output, kVector, kVectors, kThreads, kCluster,
-                  has_terms_twice<Output>(kVectors * kVector, kBlocks * kThreads)>(
+                  has_terms_twice<Output>(kVectors * kVector, kBlocks * kThreads), kShifted>(
       input, output, rows, width, inner_count, outer_stride, inner_stride, dim_stride);
 }
 
@@ -690,25 +748,26 @@ __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
 // and is read kGradVector (kVector, or 1: by stride) elements at a time. Both operands stay in
 // registers in their own types (16-bit types packed in pairs).
 template <Form kForm, typename Grad, typename GradInput, int kVector, int kGradVector, int kVectors,
-          int kThreads, int kBlocks>
+          int kThreads, int kBlocks, bool kShifted = false>
 __global__ void __launch_bounds__(kThreads <= 32 ? kNarrowBlock : kThreads, kBlocks)
     backward_resident(const Grad* grad_output, const Grad* output,
                       GradInput* grad_input, int64_t rows, int32_t width,
                       int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
                       int64_t dim_stride) {
-  backward_on_chip<kForm, Grad, GradInput, kVector, kGradVector, kVectors, kThreads, 1>(
+  backward_on_chip<kForm, Grad, GradInput, kVector, kGradVector, kVectors, kThreads, 1, kShifted>(
       grad_output, output, grad_input, rows, width, inner_count, outer_stride, inner_stride,
       dim_stride);
 }
 
 template <Form kForm, typename Grad, typename GradInput, int kVector, int kGradVector, int kVectors,
-          int kThreads, int kBlocks, int kCluster>
+          int kThreads, int kBlocks, int kCluster, bool kShifted = false>
 __global__ void FUSELAB_CLUSTER(kCluster) __launch_bounds__(kThreads, kBlocks)
     backward_cluster(const Grad* grad_output, const Grad* output,
                      GradInput* grad_input, int64_t rows, int32_t width,
                      int64_t inner_count, int64_t outer_stride, int64_t inner_stride,
                      int64_t dim_stride) {
-  backward_on_chip<kForm, Grad, GradInput, kVector, kGradVector, kVectors, kThreads, kCluster>(
+  backward_on_chip<kForm, Grad, GradInput, kVector, kGradVector, kVectors, kThreads, kCluster,
+                   kShifted>(
       grad_output, output, grad_input, rows, width, inner_count, outer_stride, inner_stride,
       dim_stride);
 }

@@ -7,6 +7,7 @@ The tables are the default rule; ``fuselab bench softmax --tune`` times ``cuda_c
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -185,6 +186,7 @@ def cuda_candidates(step: str, itemsize: int, width: int, largest: int) -> tuple
     largest cluster.
     """
     with_clusters, one_block = CUDA_ROWS[step, itemsize]
+    width = _room(itemsize, width)
     lines = [
         line
         for line in (with_clusters if largest > 1 else one_block)
@@ -240,7 +242,10 @@ def _launch(step: str, form: Form, rows: Rows, tensors: tuple[Tensor, ...]) -> N
     if "cluster" in config:
         block = config.threads if config.threads > 32 else _NARROW_BLOCK
         grid = (ceil_div(rows.rows * config.threads * config.cluster, block), 1, 1)
-        expression = _resident(step, types, vectors, config)
+        shifted = _is_shifted(rows, tensors)
+        if shifted:
+            vectors = (16 // tensors[0].element_size(),) * len(vectors)
+        expression = _resident(step, types, vectors, config, shifted)
         count, short = i64(rows.rows), i32(rows.width)
         CUDA.launch(expression, grid, (block, 1, 1), (*tensors, count, short, *places))
         return
@@ -283,20 +288,53 @@ def _vectors(step: str, rows: Rows, tensors: tuple[Tensor, ...]) -> tuple[int, .
     return vector, vector if vector_length(rows, grad_output, grad_input) % vector == 0 else 1
 
 
+def _room(itemsize: int, width: int) -> int:
+    """Return the elements that threads need room for where a row of ``width`` is loaded in vectors
+    that need not begin with it. The first vector then begins up to a vector less one before it.
+
+    Without such vectors, rows of an odd width are loaded element by element. Rows of fewer than
+    four vectors would have more elements outside of whole vectors than in them.
+    """
+    vector = 16 // itemsize
+    is_odd = 2 * math.gcd(width, vector) < vector
+    return width + vector - 1 if is_odd and width >= 4 * vector else width
+
+
+def _is_shifted(rows: Rows, tensors: tuple[Tensor, ...]) -> bool:
+    """Return whether rows of these tensors are loaded in vectors that need not begin with them: all
+    are contiguous, begin on 16 bytes and have elements of one size."""
+    itemsize = tensors[0].element_size()
+    return (
+        _room(itemsize, rows.width) > rows.width
+        and rows.inner_count == rows.dim_stride == 1
+        and (rows.outer_stride == rows.width or rows.rows == 1)
+        and all(
+            tensor.element_size() == itemsize and not tensor.data_ptr() % 16 for tensor in tensors
+        )
+    )
+
+
 def _instance(name: str, *arguments: object) -> str:
     return f"{name}<{', '.join(map(str, arguments))}>"
 
 
-def _resident(step: str, types: Sequence[str], vectors: tuple[int, ...], config: Config) -> str:
+def _resident(
+    step: str,
+    types: Sequence[str],
+    vectors: tuple[int, ...],
+    config: Config,
+    shifted: bool = False,
+) -> str:
     arguments = (*types, *vectors, config.elements // vectors[0], config.threads)
     # Elements that are read one by one, or cast, form no pairs from which terms could be computed
     # twice. They would spill 20 to 75 words, but only 3 in twice the registers.
     pairs = vectors[0] > 1 and types[-1] == types[-2]
     halved = not pairs and config.elements * config.threads * config.blocks > 32768
     arguments = (*arguments, config.blocks // 2 if halved else config.blocks)
+    shift = ("true",) if shifted else ()
     if config.cluster == 1:
-        return _instance(f"{step}_resident", *arguments)
-    return _instance(f"{step}_cluster", *arguments, config.cluster)
+        return _instance(f"{step}_resident", *arguments, *shift)
+    return _instance(f"{step}_cluster", *arguments, config.cluster, *shift)
 
 
 def _in_pieces(
@@ -341,6 +379,10 @@ def _representative_expressions() -> tuple[str, ...]:
         for step, form, lengths in _steps(vector):
             lines = CUDA_ROWS[step, dtype.itemsize][0][3 if form[0] == "kSoftmax" else -4 :]
             found += [_resident(step, (*form, *types), lengths, line) for line in lines]
+            if dtype != torch.float64:
+                found += [
+                    _resident(step, (*form, *types), lengths, line, True) for line in lines[::4]
+                ]
             found += _in_pieces(step, (*form, *types), lengths, 2**20, _PIECES)
     for config in (_row(1024, 32, 2), _row(512, 32, 4, cluster=4)):  # terms twice
         for _, form, lengths in (*_steps(8)[:2], *_steps(1)[:2]):
