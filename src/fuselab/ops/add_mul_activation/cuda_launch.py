@@ -151,10 +151,14 @@ def _launch_with_bias(
     if not is_aligned(*read, *matrices.written[:2]):
         width = 1
     how = config or configs.SHORT
-    most_across = (64 if width > 1 else 128) if config else (8 if width > 1 else 32)
+    unroll = configs.rows_in_flight(how, width)
+    if config:
+        most_across = 64 if width > 1 else 128
+    else:  # few rows: all rows of threads have one, if the columns are as many
+        most_across = how.threads // min(power_of_two(ceil_div(rows, unroll)), how.threads // 8)
+        most_across = max(most_across, 8 if width > 1 else 32)
     across = min(power_of_two(ceil_div(columns, width)), most_across)
     down = how.threads // across
-    unroll = configs.rows_in_flight(how, width)
     column_tiles = ceil_div(columns, across * width)
     programs = multiprocessors(matrices.grad_bias.device) * how.blocks if config else 1
     blocks, _ = configs.row_blocks(rows, unroll * down, programs // column_tiles)

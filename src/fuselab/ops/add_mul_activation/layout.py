@@ -60,6 +60,12 @@ class Saved:
             grad_output.new_empty(columns, dtype=self.bias_dtype) if needs[2] else None,
         )
 
+    def is_single_row(self, grad_output: Tensor) -> bool:
+        """Return whether there is one row and no update: the gradients of input and bias are the
+        same numbers, in one dtype."""
+        alone = self.update_dtype is None and self.bias_dtype == self.input_dtype
+        return alone and grad_output.numel() == grad_output.shape[-1]
+
 
 def saved_for(
     activation: str, dtype: torch.dtype, output: Tensor | None, preactivation: Tensor | None
@@ -166,18 +172,23 @@ def run_backward(
     grads = saved.empty_gradients(needs, grad_output)
     if grad_output.numel() == 0:
         return (*grads[:2], grads[2].zero_() if grads[2] is not None else None)
-    if needs[2]:
+    written = grads
+    if needs[2] and saved.is_single_row(grad_output):
+        # The bias's gradient is that of the pre-activation, and takes the place of an update's.
+        assert grads[2] is not None
+        written = grads[0], grads[2].view(grad_output.shape), None
+    elif needs[2]:
         matrices = Matrices(grad_output, saved, grads)
         with_bias(matrices)
         return matrices.finished()
-    template = grads[0] if grads[0] is not None else grads[1]
+    template = written[0] if written[0] is not None else written[1]
     if template is not None:
         operands: Operands = (grad_output, saved.first, saved.update, saved.bias)
         loops = _backward_nest(template, operands)
         if len(loops.sizes) > MAX_RANK:
             operands = _dense_operands(template, operands)
             loops = _backward_nest(template, operands)
-        elementwise(loops, operands, grads)
+        elementwise(loops, operands, written)
     return grads
 
 

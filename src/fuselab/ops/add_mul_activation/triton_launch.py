@@ -108,7 +108,9 @@ def backward(needs: Sequence[bool], grad_output: Tensor, saved: Saved) -> Gradie
 
     def with_bias(matrices: Matrices) -> None:
         rows, columns = matrices.rows, matrices.columns
-        across = max(16, min(power_of_two(columns), 256))  # few shapes, for each one is compiled
+        # Few shapes, because each one is compiled. With few rows a tile has more columns.
+        most_across = max(256, configs.TRITON_ELEMENTS // power_of_two(rows))
+        across = max(16, min(power_of_two(columns), most_across))
         down = configs.TRITON_ELEMENTS // across
         tiles = ceil_div(columns, across)
         programs = multiprocessors(grad_output.device) * configs.TRITON_PROGRAMS
