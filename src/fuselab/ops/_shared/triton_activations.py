@@ -1,9 +1,12 @@
 """The activations as Triton device functions, equivalent to ``activations.h`` in C++.
 
-Only arithmetic and ``tl.fma`` are used, no libdevice, so that the interpreter and GPUs of other
-vendors compute the same values. ``x`` is float32 or float64. The polynomials, the argument
+Only arithmetic, ``tl.fma`` and ``tl.exp`` are used, no libdevice, so that the interpreter and GPUs
+of other vendors compute the same values. ``x`` is float32 or float64. The polynomials, the argument
 reductions and their sources are those of ``activations.h``. ``ACTIVATION`` is a key of
 ``activations.ACTIVATIONS``; any other value fails to compile.
+
+``DTYPE`` is what the result is rounded to. If it has 16 bits, ``x`` is float32, and the functions
+are those of ``rounded_activations.h``, with relative errors below 1e-5.
 """
 
 import triton
@@ -58,25 +61,37 @@ def _exponential(y):
 
 
 @triton.jit
-def _logistic(x):
+def _logistic(x, ROUNDED: tl.constexpr):
     """Return sigmoid(x) and 1 - sigmoid(x), both to full relative precision."""
-    small = _exponential(-tl.abs(x))
+    small = tl.exp(-tl.abs(x)) if ROUNDED else _exponential(-tl.abs(x))
     below = small / (1.0 + small)
     above = 1.0 / (1.0 + small)
     return tl.where(x < 0, below, above), tl.where(x < 0, above, below)
 
 
 @triton.jit
-def _normal(x):
+def _normal(x, ROUNDED: tl.constexpr):
     """Return the standard normal distribution function and density at x."""
     last = 39.0 if x.dtype == tl.float64 else 14.5
     a = tl.abs(x)
     a = tl.where(a > last, last, a)
     square = a * a
-    density = _exponential(-0.5 * square)
-    # The rounding error of the square. It comes out as 0 where fma is not fused (interpreter).
-    density -= density * (0.5 * tl.fma(a, a, -square))
-    if x.dtype == tl.float64:
+    if ROUNDED:
+        density = tl.exp(-0.5 * square)
+    else:
+        density = _exponential(-0.5 * square)
+        # The rounding error of the square. It comes out as 0 where fma is not fused (interpreter).
+        density -= density * (0.5 * tl.fma(a, a, -square))
+    if ROUNDED:
+        t = (a - 3.9) / (a + 3.9)
+        p = t * 0.0006498358175 + -0.0001320101425
+        p = p * t + -0.007003281696
+        p = p * t + 0.02868656509
+        p = p * t + -0.07005863202
+        p = p * t + 0.1248924043
+        p = p * t + -0.1735534231
+        p = p * t + 0.09658767854
+    elif x.dtype == tl.float64:
         t = (a - 5.0) / (a + 5.0)
         p = t * -2.32680238858283768e-10 + -5.71149353021902937e-10
         p = p * t + 1.82756401794652064e-9
@@ -117,23 +132,34 @@ def _normal(x):
 
 
 @triton.jit
-def _hyperbolic_tangent(x):
-    lowest = -60.0 if x.dtype == tl.float64 else -30.0
-    y = -2.0 * tl.abs(x)
-    exponent, fraction = _reduced_exponential(tl.where(y < lowest, lowest, y))
-    scale = _power_of_two(exponent, x)
-    e = scale * fraction + scale
-    one_minus_e = (1.0 - scale) - scale * fraction
-    saturating = e < 0.3333333333333333
-    ratio = tl.where(saturating, 2.0 * e, one_minus_e) / (1.0 + e)
-    magnitude = tl.where(saturating, 1.0 - ratio, ratio)
+def _hyperbolic_tangent(x, ROUNDED: tl.constexpr):
+    """Return the hyperbolic tangent of x."""
+    if ROUNDED:
+        size = tl.abs(x)
+        square = x * x
+        series = square * -0.04440221 + 0.13190296
+        series = series * square - 0.33326318
+        series = series * square + 0.99999946
+        e = tl.exp(-2.0 * size)
+        magnitude = tl.where(size < 0.5, series * size, (1.0 - e) / (1.0 + e))
+    else:
+        lowest = -60.0 if x.dtype == tl.float64 else -30.0
+        y = -2.0 * tl.abs(x)
+        exponent, fraction = _reduced_exponential(tl.where(y < lowest, lowest, y))
+        scale = _power_of_two(exponent, x)
+        e = scale * fraction + scale
+        one_minus_e = (1.0 - scale) - scale * fraction
+        saturating = e < 0.3333333333333333
+        ratio = tl.where(saturating, 2.0 * e, one_minus_e) / (1.0 + e)
+        magnitude = tl.where(saturating, 1.0 - ratio, ratio)
     # tanh(-0.0) is -0.0, so a zero is returned as it is.
     return tl.where(x < 0, -magnitude, tl.where(x == 0, x, magnitude))
 
 
 @triton.jit
-def activate(x, ACTIVATION: tl.constexpr):
-    """Return the activation of ``x``."""
+def activate(x, ACTIVATION: tl.constexpr, DTYPE: tl.constexpr):
+    """Return the activation of ``x`` as ``DTYPE``."""
+    ROUNDED: tl.constexpr = DTYPE.primitive_bitwidth == 16
     tl.static_assert(
         ACTIVATION == "identity"
         or ACTIVATION == "relu"
@@ -150,39 +176,43 @@ def activate(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "leaky_relu":
         x = tl.where(x > 0, x, x * 0.01)
     elif ACTIVATION == "gelu":
-        distribution, _density = _normal(x)
+        distribution, _density = _normal(x, ROUNDED)
         x = x * distribution
     elif ACTIVATION == "gelu_tanh":
-        gate, _complement = _logistic(x * (x * x * 0.07135481627260025 + 1.5957691216057308))
+        twice_u = x * (x * x * 0.07135481627260025 + 1.5957691216057308)
+        gate, _complement = _logistic(twice_u, ROUNDED)
         x = x * gate
     elif ACTIVATION == "silu":
-        gate, _complement = _logistic(x)
+        gate, _complement = _logistic(x, ROUNDED)
         x = x * gate
     elif ACTIVATION == "sigmoid":
-        x, _complement = _logistic(x)
+        x, _complement = _logistic(x, ROUNDED)
     elif ACTIVATION == "tanh":
-        x = _hyperbolic_tangent(x)
-    return x
+        x = _hyperbolic_tangent(x, ROUNDED)
+    return x.to(DTYPE)
 
 
 @triton.jit
-def pull_back(grad, saved, ACTIVATION: tl.constexpr):
+def pull_back(grad, saved, ACTIVATION: tl.constexpr, DTYPE: tl.constexpr):
     """Return the gradient of the pre-activation. ``saved`` is the output for relu, leaky_relu,
-    sigmoid and tanh, and the pre-activation for gelu, gelu_tanh and silu; identity ignores it."""
+    sigmoid and tanh, and the pre-activation for gelu, gelu_tanh and silu; identity ignores it.
+    ``DTYPE`` is the upstream gradient's, in which PyTorch has the result too."""
+    ROUNDED: tl.constexpr = DTYPE.primitive_bitwidth == 16
     if ACTIVATION == "relu":
         grad = tl.where(saved <= 0, 0.0, grad)
     elif ACTIVATION == "leaky_relu":
         grad = tl.where(saved > 0, grad, grad * 0.01)
     elif ACTIVATION == "gelu":
-        distribution, density = _normal(saved)
+        distribution, density = _normal(saved, ROUNDED)
         grad = grad * (distribution + saved * density)
     elif ACTIVATION == "gelu_tanh":
         square = saved * saved
-        gate, complement = _logistic(saved * (square * 0.07135481627260025 + 1.5957691216057308))
+        twice_u = saved * (square * 0.07135481627260025 + 1.5957691216057308)
+        gate, complement = _logistic(twice_u, ROUNDED)
         slope = square * 0.21406444881780074 + 1.5957691216057308
         grad = grad * (gate + saved * gate * complement * slope)
     elif ACTIVATION == "silu":
-        gate, complement = _logistic(saved)
+        gate, complement = _logistic(saved, ROUNDED)
         grad = grad * (gate * (saved * complement + 1.0))
     elif ACTIVATION == "sigmoid":
         grad = grad * (saved * (1.0 - saved))

@@ -12,7 +12,7 @@
 // Index is int32_t, or int64_t where an offset needs it. Sizes and strides count elements.
 
 #include "../_shared/cuda_nest.h"
-#include "../_shared/activations.h"
+#include "../_shared/rounded_activations.h"
 
 // Tells which terms there are besides the input.
 template <bool update, bool bias>
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(threads)
     for (int i = 0; i < width; ++i) {
       const Real sum =
           preactivation<Terms, Real>(x.element[i], u.element[i], b.element[i], scale);
-      assign(result.element[i], Activation::forward(sum));
+      assign(result.element[i], activated<Activation, Output>(sum));
     }
     store<Access::written>(output + begin, result);
     return;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(threads)
     const Real sum = preactivation<Terms, Real>(
         input[offset], Terms::has_update ? update[offset] : Update{},
         Terms::has_bias ? bias[offset % Index(columns) * Index(bias_stride)] : Bias{}, scale);
-    assign(output[offset], Activation::forward(sum));
+    assign(output[offset], activated<Activation, Output>(sum));
   }
 }
 
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(threads)
         input[at.offset(input_strides)],
         Terms::has_update ? update[at.offset(update_strides)] : Update{},
         Terms::has_bias ? bias[at.offset(bias_strides)] : Bias{}, scale);
-    assign(output[offset], Activation::forward(sum));
+    assign(output[offset], activated<Activation, Output>(sum));
   }
 }
 
@@ -129,10 +129,10 @@ FUSELAB_INLINE Real pulled_back(Grad grad, First first, Update update, Bias bias
   if constexpr (Activation::derivative_of == Saved::nothing) {
     return widened<Real>(grad);
   } else if constexpr (Activation::derivative_of == Saved::output) {
-    return Activation::pullback(widened<Real>(grad), widened<Real>(first));
+    return pulled_through<Activation, Grad>(widened<Real>(grad), widened<Real>(first));
   } else {
-    return Activation::pullback(widened<Real>(grad),
-                                preactivation<Terms, Real>(first, update, bias, scale));
+    return pulled_through<Activation, Grad>(
+        widened<Real>(grad), preactivation<Terms, Real>(first, update, bias, scale));
   }
 }
 

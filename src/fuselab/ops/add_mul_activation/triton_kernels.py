@@ -63,7 +63,7 @@ def _forward_tile(
     ACTIVATION: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     total = _preactivation(input, update, bias, bias_offset, scale, offset, mask, mask, COMPUTE)
-    tl.store(output + offset, activate(total, ACTIVATION).to(output.dtype.element_ty), mask)
+    tl.store(output + offset, activate(total, ACTIVATION, output.dtype.element_ty), mask)
 
 
 # A stride of the bias only matters for being 1 or not; VECTOR says the rest.
@@ -127,7 +127,7 @@ def forward_strided(
             row, column, size_1, size_2, size_3, bias_0, bias_1, bias_2, bias_3, bias_4, MATRIX
         )
         total += tl.load(bias + offset, mask).to(COMPUTE)
-    result = activate(total, ACTIVATION).to(output.dtype.element_ty)
+    result = activate(total, ACTIVATION, output.dtype.element_ty)
     tl.store(output + row * size_4 + column, result, mask)
 
 
@@ -152,7 +152,7 @@ def _backward_tile(
             saved = _preactivation(
                 first, update, bias, bias_offset, scale, offset, mask, mask, COMPUTE
             )
-        gradient = pull_back(gradient, saved, ACTIVATION)
+        gradient = pull_back(gradient, saved, ACTIVATION, grad.dtype.element_ty)
     _store_gradients(grad_input, grad_update, gradient, scale, offset, mask)
 
 
@@ -231,7 +231,7 @@ def backward_strided(
                     bias_0, bias_1, bias_2, bias_3, bias_4, MATRIX,
                 )  # fmt: skip
                 saved += tl.load(bias + offset, mask).to(COMPUTE)
-        gradient = pull_back(gradient, saved, ACTIVATION)
+        gradient = pull_back(gradient, saved, ACTIVATION, grad.dtype.element_ty)
     _store_gradients(grad_input, grad_update, gradient, scale, row * size_4 + column, mask)
 
 
@@ -277,7 +277,7 @@ def backward_with_bias(
                     saved += scale * tl.load(update + offset, mask, 0).to(COMPUTE)
                 if bias is not None:
                     saved += bias_row
-            gradient = pull_back(gradient, saved, ACTIVATION)
+            gradient = pull_back(gradient, saved, ACTIVATION, grad.dtype.element_ty)
         _store_gradients(grad_input, grad_update, gradient, scale, row * columns + column, mask)
         # Masked by a select: past the edge a bias can turn 0 * pull_back into NaN.
         total += tl.where(mask, gradient, 0.0).to(tl.float64)

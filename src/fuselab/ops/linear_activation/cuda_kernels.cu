@@ -9,7 +9,7 @@
 // Sizes and strides count elements; offsets are 64-bit, formed once per row.
 
 #include "../_shared/cuda_vectors.h"
-#include "../_shared/activations.h"
+#include "../_shared/rounded_activations.h"
 
 constexpr int block_warps = 4;
 constexpr int threads = 32 * block_warps;
@@ -60,8 +60,8 @@ template <class Activation, class Element>
 struct Rounded {
   static FUSELAB_INLINE uint32_t pair(float low, float high) {
     Element result[2];
-    assign(result[0], Activation::forward(low));
-    assign(result[1], Activation::forward(high));
+    assign(result[0], activated<Activation, Element>(low));
+    assign(result[1], activated<Activation, Element>(high));
     return paired(result[0], result[1]);
   }
 };

@@ -90,7 +90,8 @@ def forward(
         of_weight += step * weight_column
     if bias is not None:
         total += _bias_row(bias, column, bias_stride, columns)[None, :]
-    _store(output, activate(total, ACTIVATION), row, column, rows, columns)
+    total = activate(total, ACTIVATION, output.dtype.element_ty)
+    _store(output, total, row, column, rows, columns)
 
 
 @triton.jit
@@ -124,7 +125,8 @@ def forward_shallow(
         total = tl.dot(x, tl.trans(w), input_precision=PRECISION)
         if bias is not None:
             total += bias_row
-        _store(output, activate(total, ACTIVATION), row, column, rows, columns)
+        total = activate(total, ACTIVATION, output.dtype.element_ty)
+        _store(output, total, row, column, rows, columns)
         x = x_following
 
 
@@ -165,10 +167,10 @@ def backward_shallow(
             saved = tl.dot(x, tl.trans(w), input_precision=PRECISION)
             if bias is not None:
                 saved += bias_row
-            gradient = pull_back(gradient, saved, ACTIVATION)
+            gradient = pull_back(gradient, saved, ACTIVATION, grad.dtype.element_ty)
         elif output is not None:
             saved = _tile(output, row, column, columns, 1, last, columns).to(tl.float32)
-            gradient = pull_back(gradient, saved, ACTIVATION)
+            gradient = pull_back(gradient, saved, ACTIVATION, grad.dtype.element_ty)
         # Masked by a select: past the edge a bias can turn 0 * pull_back into NaN.
         inside = (row < last)[:, None] & (column < columns)[None, :]
         gradient = tl.where(inside, gradient, 0.0)

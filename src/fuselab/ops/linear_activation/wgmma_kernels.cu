@@ -20,7 +20,7 @@
 // stored at j ^ (r % 8), as the matrix unit expects; every array is aligned to 1024 bytes.
 
 #include "../_shared/cuda_vectors.h"
-#include "../_shared/activations.h"
+#include "../_shared/rounded_activations.h"
 #include "../_shared/hopper.h"
 
 constexpr int tile_rows = 128, tile_depth = 64;
@@ -97,7 +97,7 @@ FUSELAB_INLINE uint32_t finished(const float* pair, const Element* added) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float bias = widened<float>(reinterpret_cast<const Element*>(&added_pair)[i]);
-    assign(result[i], Activation::forward(pair[i] + bias));
+    assign(result[i], activated<Activation, Element>(pair[i] + bias));
   }
   return uint32_t(*reinterpret_cast<const uint16_t*>(&result[0])) |
          uint32_t(*reinterpret_cast<const uint16_t*>(&result[1])) << 16;

@@ -146,7 +146,7 @@ def combine(
             of_weight += step * weight_column
         total = add_product(total, x, w, PRECISION)
 
-    total = activate(total, ACTIVATION)
+    total = activate(total, ACTIVATION, output.dtype.element_ty)
     tl.store(
         output + _offset(row, column, columns, 1),
         total.to(output.dtype.element_ty),
@@ -198,7 +198,9 @@ def pull_back_and_reduce(
             offset = _offset(row, column, columns, 1)
             y = tl.load(saved + offset, has_row & has_column, 0.0).to(tl.float32)
             # Past the edge both are 0, and pull_back(0, 0) is 0 for every activation.
-            g = pull_back(g.to(tl.float32), y, ACTIVATION).to(upstream.dtype.element_ty)
+            g = pull_back(g.to(tl.float32), y, ACTIVATION, upstream.dtype.element_ty).to(
+                upstream.dtype.element_ty
+            )
             if grad is not None:
                 tl.store(grad + offset, g, has_row & has_column)
         if factor is not None:

@@ -247,7 +247,7 @@ def finish_output(
         total = tl.where(is_huge[:, None], exact.to(tl.float32), total)
     if bias is not None:
         total += tl.load(bias + column, mask=column < columns, other=0.0)[None, :]
-    total = activate(total, ACTIVATION)
+    total = activate(total, ACTIVATION, output.dtype.element_ty)
     tl.store(output + place, total.to(output.dtype.element_ty), mask=mask)
 
 
