@@ -51,7 +51,6 @@ from fuselab.train.dlrm_ranks_step import Begun, rank_step_of
 
 RATE = 0.1
 CASES = ("dot-65536-table", "dot-65536-planned", "dot-65536-row", "dot-2048-table")
-WAIT_S = 75  # for one launch
 ROUNDS = 5
 
 
@@ -65,6 +64,7 @@ def main() -> int:
     parser.add_argument(
         "--wide-gb", type=float, default=164.0, help="bytes of a wide case's tables"
     )
+    parser.add_argument("--wait", type=float, default=75.0, help="seconds that a launch may take")
     parser.add_argument("--prove", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
@@ -76,9 +76,15 @@ def main() -> int:
             if ranks.first:
                 Path(out).write_text(json.dumps(found))
         return 0
-    measured = []
+    measured: list[dict[str, Any]] = []
+    alone: set[str] = set()  # on one GPU all kinds of sharding are one
     for case in options.case:
         for count in options.gpus:
+            what = case.rpartition("-")[0]
+            if count == 1 and what in alone:
+                continue
+            if count == 1:
+                alone.add(what)
             found = launched(case, count, options)
             measured.append({"case": case, "gpus": count, **found})
             show(measured[-1])
@@ -111,7 +117,7 @@ def launched(case: str, count: int, options: argparse.Namespace) -> dict[str, An
                 sys.executable, "-m", "torch.distributed.run", "--standalone",
                 "--nproc-per-node", str(count), *words, "--work", case, str(out),
             ],
-            WAIT_S,
+            options.wait,
         )  # fmt: skip
         if out.exists():
             found: dict[str, Any] = json.loads(out.read_text())
@@ -453,7 +459,7 @@ def _cli(
     out = folder / "out.json"
     out.unlink(missing_ok=True)
     words = [*_words(count, steps, options), "--checkpoint", str(folder / kept), "--json", str(out)]
-    said = _run([*words, *more], WAIT_S)
+    said = _run([*words, *more], options.wait)
     if not out.exists():
         print(said[-3000:])
         return {"curve": [], "resumed_from": None, "steps": None, "said": said[-3000:]}
@@ -468,7 +474,7 @@ def _kill(folder: Path, count: int, options: argparse.Namespace) -> tuple[float,
     words += ["--checkpoint", str(folder / "killed"), "--checkpoint-every", "20"]
     with log.open("w") as output:
         child = subprocess.Popen(words, stdout=output, stderr=output, start_new_session=True)
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + options.wait
         while not list((folder / "killed").glob("step-*")) and time.monotonic() < deadline:
             if child.poll() is not None:
                 return float("nan"), log.read_text()
@@ -479,7 +485,7 @@ def _kill(folder: Path, count: int, options: argparse.Namespace) -> tuple[float,
         begin = time.monotonic()
         everyone = _descendants(child.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(WAIT_S)
+            child.wait(options.wait)
         seconds = time.monotonic() - begin
         for pid in everyone:
             with contextlib.suppress(ProcessLookupError):

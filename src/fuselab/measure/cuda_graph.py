@@ -13,11 +13,13 @@ Result = TypeVar("Result")
 
 
 def captured(
-    run: Callable[[], Result], device: torch.device
+    run: Callable[[], Result], device: torch.device, error_mode: str = "global"
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
     """Capture ``run`` in a CUDA graph; return the graph and what ``run`` returned.
 
     Every replay writes the returned tensors again. ``run`` must be warm and must not synchronise.
+    ``error_mode`` is CUDA's: with ``"thread_local"`` other threads may do what a capture forbids,
+    as those that watch NCCL do.
     An exception of ``run`` or of the capture is raised again after the capture has been ended on
     the stream where it began; allocations, random numbers and captures then work as before.
     """
@@ -29,7 +31,7 @@ def captured(
     pool = torch.cuda.graph_pool_handle()
     try:
         with torch.cuda.stream(stream):
-            graph.capture_begin(pool=pool)
+            graph.capture_begin(pool=pool, capture_error_mode=error_mode)
             try:
                 result = run()
             except BaseException:

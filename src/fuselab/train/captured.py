@@ -15,17 +15,19 @@ class Captured:
     """The capture of ``work``; calling it replays.
 
     ``work`` must read and write the same memory every time. It runs while it is warmed up, and its
-    caller must make sure that this changes no state.
+    caller must make sure that this changes no state. ``error_mode`` is that of ``captured``.
     """
 
-    def __init__(self, work: Callable[[], None], device: torch.device) -> None:
+    def __init__(
+        self, work: Callable[[], None], device: torch.device, error_mode: str = "global"
+    ) -> None:
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
                 work()
         torch.cuda.current_stream(device).wait_stream(stream)
-        self.graph, _ = captured(work, device)
+        self.graph, _ = captured(work, device, error_mode)
 
     def __call__(self) -> None:
         self.graph.replay()

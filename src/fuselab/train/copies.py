@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +35,8 @@ class Copies:
         self.flat = torch.cat([table.detach() for table in tables])
         for table, part in zip(tables, self.flat.split(sizes), strict=True):
             table.data = part
-        ends = torch.tensor(sizes, device=rate.device).cumsum(0)
-        self.starts = ends - torch.tensor(sizes, device=rate.device)
+        starts = list(accumulate(sizes, initial=0))[:-1]
+        self.starts = torch.tensor(starts, device=rate.device)
         keys = {"sgd": (), "adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq")}[name]
         self.whole = {
             key: self.flat.new_zeros(self.flat.shape[:1] if key == "sum" else self.flat.shape)

@@ -290,7 +290,7 @@ class FusedRankStep:
         ]
         self.upstream.zero_()
         self.count.fill_(1)
-        self.graph = Captured(self._work, device)
+        self.graph = Captured(self._work, device, "thread_local")
         self.upstream.fill_(self.share)
 
     def __call__(self, begun: Begun, rate: float) -> Tensor:
