@@ -8,8 +8,9 @@ from linear_cases import LAYOUTS, SHAPES, check, operands
 from pointwise_cases import assert_within_bar
 
 from fuselab.ops import linear_activation
+from fuselab.ops._shared import matrices
 from fuselab.ops._shared.activations import ACTIVATIONS
-from fuselab.ops.linear_activation import cuda_launch, triton_launch
+from fuselab.ops.linear_activation import cublaslt_launch, cuda_launch, triton_launch
 from fuselab.ops.linear_activation.op import OP
 from fuselab.ops.linear_activation.reference import gradient, reference
 from fuselab.runtime.fallback import strict
@@ -60,6 +61,16 @@ def test_shapes(implementation, dtype, shape):
 @dtypes
 def test_large_products(dtype, shape):
     check(*KERNELS["triton"], *operands(*shape, dtype, "cuda"))
+
+
+@pytest.mark.parametrize("activation", ["identity", "relu", "silu"])
+def test_depths_that_the_library_gets_padded(activation):
+    """Large 16-bit products of a depth that is no multiple of 8, forward and backward."""
+    input, weight, bias = operands(4100, 367, 1024, torch.bfloat16, "cuda")
+    (padded,) = matrices.depth_aligned(4100, 1024, input)
+    assert padded.shape == (4100, 368) and torch.equal(padded[:, :367], input)
+    assert matrices.depth_aligned(41, 1024, input)[0] is input
+    check(cublaslt_launch.forward, cublaslt_launch.backward, input, weight, bias, activation)
 
 
 @implementations

@@ -36,6 +36,33 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.addmm(bias, rows, weight.t())
 
 
+# Multiplications of a product from which on it is worth two copies to align its depth.
+_LARGE_PRODUCT = 2**30
+
+
+def depth_aligned(rows: int, columns: int, *matrices: Tensor) -> tuple[Tensor, ...]:
+    """Return the matrices of a (rows, columns) product with their depth, the second dimension,
+    padded with zeros to a multiple of 16 bytes, where that makes the library's product faster.
+
+    cuBLAS's kernels for 16-bit rows that are no multiple of 16 bytes reach a tenth of the others'
+    rate on an H200. Small products, other dtypes and CPUs get the matrices as they are.
+    """
+    depth, itemsize = matrices[0].shape[1], matrices[0].element_size()
+    extra = -depth % (16 // itemsize)
+    is_slow = extra and itemsize == 2 and matrices[0].is_cuda
+    if not is_slow or rows * columns * depth < _LARGE_PRODUCT:
+        return matrices
+    return tuple(_padded(matrix, extra) for matrix in matrices)
+
+
+def _padded(matrix: Tensor, extra: int) -> Tensor:
+    rows, depth = matrix.shape
+    padded = matrix.new_empty(rows, depth + extra)
+    padded[:, :depth].copy_(matrix)
+    padded[:, depth:].zero_()
+    return padded
+
+
 def empty_gradients(needs: Sequence[bool], *operands: Tensor | None) -> tuple[Tensor | None, ...]:
     """Return a new contiguous gradient for every operand that needs one, None for the others."""
     return tuple(

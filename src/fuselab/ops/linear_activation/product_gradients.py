@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fuselab.ops._shared.matrices import as_rows, linear
+from fuselab.ops._shared.matrices import as_rows, depth_aligned, linear
 from fuselab.ops.add_mul_activation.layout import Gradients, Saved, preactivation_gradient
 
 PullBack = Callable[[Sequence[bool], Tensor, Saved], Gradients]
@@ -42,8 +42,17 @@ def gradients(
         return None, None, grad_bias
     assert total is not None
     rows = as_rows(total)
-    return (
-        torch.mm(rows, weight).view(input.shape) if needs[0] else None,
-        torch.mm(rows.t(), as_rows(input)) if needs[1] else None,
-        grad_bias,
-    )
+    depth = weight.shape[1]
+    grad_input = grad_weight = None
+    if needs[0]:
+        (right,) = depth_aligned(*rows.shape, weight)
+        grad_input = torch.mm(rows, right)
+        if grad_input.shape[1] > depth:
+            grad_input = grad_input[:, :depth].contiguous()
+        grad_input = grad_input.view(input.shape)
+    if needs[1]:
+        (right,) = depth_aligned(*rows.shape, as_rows(input))
+        grad_weight = torch.mm(rows.t(), right)
+        if grad_weight.shape[1] > depth:
+            grad_weight = grad_weight[:, :depth].contiguous()
+    return grad_input, grad_weight, grad_bias
