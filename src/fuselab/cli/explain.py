@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fuselab.cli.options import FOLDER, Device, Json, Target, TargetData, flag, option
+from fuselab.cli.options import FOLDER, Json, Target, TargetData, flag, option
+
+if TYPE_CHECKING:
+    from fuselab.inspect.assembly.architectures import Architecture
 
 
 def add(app: typer.Typer) -> None:
@@ -26,28 +29,55 @@ def explain(
     save: Annotated[
         Path | None, option("Write the generated code and the graphs.", "DIR", click_type=FOLDER)
     ] = None,
-    device: Device = "auto",
+    device: Annotated[str, option("auto, cpu, cuda, cuda:N, or cuda:sm_90.")] = "auto",
     json: Json = None,
 ) -> None:
-    """Show graph breaks, recompiles, compile time, the kernels written."""
+    """Show graph breaks, recompiles, compile time, the kernels written.
+
+    --device cuda:sm_90 shows the Triton kernels for a GPU that need not be there.
+    """
     from fuselab.device.select import select
     from fuselab.inspect import targets
-    from fuselab.inspect.explain import explain_target
+    from fuselab.inspect.explain import explain_target, explain_without_gpu
     from fuselab.report.explain_text import explain_text
     from fuselab.report.progress import say
     from fuselab.report.result import write_result
 
-    chosen = select(device)
-    explanation = explain_target(
-        targets.load(target, chosen, data),
-        backward=backward,
-        dynamic=dynamic,
-        mode=mode,
-        progress=lambda words: say(f"fuselab: {words} ..."),
-    )
+    def progress(words: str) -> None:
+        say(f"fuselab: {words} ...")
+
+    if device.startswith("cuda:sm_"):
+        chosen = select("cpu")
+        explanation = explain_without_gpu(
+            targets.load(target, chosen, data),
+            _architecture(device, dynamic, mode),
+            backward=backward,
+            progress=progress,
+        )
+    else:
+        chosen = select(device)
+        explanation = explain_target(
+            targets.load(target, chosen, data),
+            backward=backward,
+            dynamic=dynamic,
+            mode=mode,
+            progress=progress,
+        )
     facts = {"target": target, "data": data, **explanation.describe()}
     print(explain_text(facts))
     if save is not None:
         for path in explanation.save(save):
             say(f"fuselab: wrote {path}")
     write_result(json, "explain", facts, chosen)
+
+
+def _architecture(device: str, dynamic: bool, mode: str) -> Architecture:
+    """Return the GPU that ``cuda:sm_90`` means. Raises ArgumentError."""
+    from fuselab.errors import ArgumentError
+    from fuselab.inspect.assembly.architectures import architecture
+
+    if dynamic or mode != "default":
+        raise ArgumentError(
+            f"--dynamic and --mode run what was compiled; {device} is a GPU that is not there."
+        )
+    return architecture(device.removeprefix("cuda:"))

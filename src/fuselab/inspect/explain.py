@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fuselab.errors import ArgumentError, FuselabError, MissingDependencyError, TargetError
+from fuselab.inspect.assembly.architectures import Architecture
 from fuselab.inspect.profile import significant_everywhere
 from fuselab.inspect.targets import Target
 from fuselab.measure.fresh import child_environment
@@ -35,6 +36,7 @@ class Request:
     backward: bool
     dynamic: bool
     mode: str
+    architecture: str | None = None  # of a GPU that is not there
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,28 @@ def explain_target(
         progress("compiling again with the cache on disk")
         warm = _ask("warm", request, Path(folder))
     explanation.facts["compile"]["warm_s"] = warm
+    return Explanation(significant_everywhere(explanation.facts), explanation.files)
+
+
+def explain_without_gpu(
+    target: Target,
+    architecture: Architecture,
+    *,
+    backward: bool = False,
+    progress: Callable[[str], None] = lambda words: None,
+) -> Explanation:
+    """Return what torch.compile would write for a GPU that is not there.
+
+    ``target`` is loaded on the CPU, where it also runs. The kernels are Inductor's Triton code for
+    ``architecture``, with the bytes that each must move; nothing is compiled or timed. Raises
+    TargetError as ``explain_target`` does.
+    """
+    request = Request(
+        target.spec, "cpu", target.data, backward, False, "default", architecture.name
+    )
+    with tempfile.TemporaryDirectory(prefix="fuselab-explain-") as folder:
+        progress(f"writing code for {architecture.name}")
+        explanation: Explanation = _ask("without-gpu", request, Path(folder))
     return Explanation(significant_everywhere(explanation.facts), explanation.files)
 
 

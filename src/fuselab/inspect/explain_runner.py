@@ -1,6 +1,6 @@
 """The child process of ``explain_target``.
 
-    python -m fuselab.inspect.explain_runner explain|warm FOLDER
+    python -m fuselab.inspect.explain_runner explain|warm|without-gpu FOLDER
 
 FOLDER contains the pickled request. The answer (an ``Explanation``, seconds or an error) is written
 there.
@@ -21,6 +21,7 @@ import torch
 from fuselab.device.ceiling import Ceilings, measured_again, measured_ceilings
 from fuselab.errors import FuselabError, TargetError
 from fuselab.inspect import inductor_capture, targets
+from fuselab.inspect.assembly.architectures import architecture
 from fuselab.inspect.explain import Explanation, Request
 from fuselab.inspect.inductor_capture import CompiledGraph, GraphBreak, Launch
 from fuselab.inspect.kernel_times import times_of_launches
@@ -87,6 +88,44 @@ def explain(request: Request, stage: Stage) -> Explanation:
         "ceiling": "cold copy of as many bytes" if any(k["share"] for k in kernels) else None,
     }
     return Explanation(facts, files)
+
+
+def without_gpu(request: Request, stage: Stage) -> Explanation:
+    """Return what Inductor writes for the GPU of ``request.architecture``; nothing is timed."""
+    from fuselab.inspect.inductor_without_gpu import pretending
+
+    assert request.architecture is not None
+    gpu = architecture(request.architecture)
+    stage("running the target once")
+    target = targets.load(request.target, request.device, request.data)
+    with raising_target_error(f"{target.name} raised when it ran:"):
+        target_step(target, request.backward)()
+    stage("tracing with Dynamo")
+    with torch.set_grad_enabled(request.backward or not target.is_module):
+        count, breaks, dynamo_graphs = inductor_capture.graph_breaks(
+            target.callable, *target.args, **target.kwargs
+        )
+    inductor_capture.forget_compilations()
+    stage(f"writing code for {gpu.name} with Inductor")
+    compiled = replace(target, callable=pretending(target.callable, gpu))
+    refused = f"Inductor writes no code of {target.name} for {gpu.name}:"
+    with inductor_capture.capture() as captured, raising_target_error(refused):
+        target_step(compiled, request.backward)()
+    facts = {
+        "name": target.name,
+        "device": f"cuda:{gpu.name}",
+        "chip": gpu.chip,
+        "mode": request.mode,
+        "backward": request.backward,
+        "graphs": count,
+        "guards": sum(c.guards or 0 for c in inductor_capture.compilations()),
+        "breaks": [_break_row(b) for b in breaks],
+        "failures": [c.failure for c in inductor_capture.compilations() if c.failure],
+        "dynamic": False,
+        "kernels": _kernels(captured.graphs, {}, target.device),
+        "ceiling": None,
+    }
+    return Explanation(facts, _files(captured.graphs, dynamo_graphs))
 
 
 def warm_seconds(request: Request, stage: Stage) -> float:
@@ -235,6 +274,13 @@ def _files(graphs: Sequence[CompiledGraph], dynamo_graphs: Sequence[str]) -> dic
     return files
 
 
+ANSWERS: dict[str, Callable[[Request, Stage], Any]] = {
+    "explain": explain,
+    "warm": warm_seconds,
+    "without-gpu": without_gpu,
+}
+
+
 def main(what: str, folder: Path) -> None:
     request: Request = pickle.loads((folder / "request").read_bytes())
 
@@ -243,7 +289,7 @@ def main(what: str, folder: Path) -> None:
 
     outcome: Any
     try:
-        outcome = explain(request, stage) if what == "explain" else warm_seconds(request, stage)
+        outcome = ANSWERS[what](request, stage)
     except FuselabError as error:
         outcome = error.with_traceback(None)
         outcome.__cause__ = outcome.__context__ = None

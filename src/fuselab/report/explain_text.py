@@ -15,7 +15,8 @@ Facts = Mapping[str, Any]
 
 def explain_text(facts: Facts) -> str:
     """Return the text that ``fuselab explain`` prints."""
-    lines = [*_head(facts), "", *_speed(facts), "", *_graphs(facts)]
+    timed = "compiled" in facts  # not for a GPU that is not there
+    lines = [*_head(facts), *(["", *_speed(facts)] if timed else []), "", *_graphs(facts)]
     if facts["dynamic"]:
         lines += ["", *_batches(facts)]
     lines += ["", *_kernels(facts)]
@@ -26,6 +27,12 @@ def _head(facts: Facts) -> Iterator[str]:
     passes = "forward and backward" if facts["backward"] else "forward"
     mode = "" if facts["mode"] == "default" else f", mode {facts['mode']}"
     yield cut(f"{facts['name']} on {facts['device']}, {passes}, torch.compile{mode}")
+    if "chip" in facts:
+        yield from folded(
+            " ",
+            f"written for an {facts['chip']} that is not here: nothing was compiled or timed. An "
+            "operator that has another form on a GPU, as attention has, appears in the CPU's.",
+        )
 
 
 def _speed(facts: Facts) -> Iterator[str]:
@@ -87,20 +94,13 @@ def _kernels(facts: Facts) -> Iterator[str]:
     if not kernels:
         return
     rows = []
+    timed = "compiled" in facts
     for number, row in enumerate(kernels[:ROWS], 1):
-        rows.append(
-            [
-                str(number),
-                row["name"],
-                duration(row["us"]),
-                byte_count(row["bytes"]),
-                rate(row["gbps"]),
-                share(row["share"]),
-            ]
-        )
-    yield from table(
-        ["", "kernel", "time", "must move", "rate", "of ceiling"], rows, right=(0, 2, 3, 4, 5)
-    )
+        times = [duration(row["us"]), rate(row["gbps"]), share(row["share"])] if timed else []
+        rows.append([str(number), row["name"], byte_count(row["bytes"]), *times])
+    heads = ["time", "rate", "of ceiling"] if timed else []
+    columns = ["", "kernel", "must move", *heads]
+    yield from table(columns, rows, right=(0, *range(2, len(columns))))
     if facts["ceiling"]:
         words = f"ceiling: {facts['ceiling']}; over 100 % a cache still held the inputs."
         yield from folded(" ", words)
