@@ -156,7 +156,7 @@ class _Context:
 
 
 class _Driver:
-    """What Inductor asks Triton's driver for: only the target of the code."""
+    """A stand-in for Triton's driver: it only names the target of the code."""
 
     def __init__(self, number: int) -> None:
         self.number = number
