@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from fuselab.cli.main import run
 from fuselab.errors import ArgumentError, FuselabError, TargetError
 from fuselab.packaging.new import check_name, new_package
+from fuselab.packaging.sizes import Known, size_texts
+from fuselab.packaging.triton_roles import roles_of
 from fuselab.prove.load import load_op
 from fuselab.runtime import interpreter
 
@@ -90,6 +93,117 @@ def test_a_cuda_file_loses_its_host_code_and_keeps_its_launch(files: Path) -> No
     for name in ("float", "__half", "__nv_bfloat16", "double"):
         assert f'"saxpy_kernel<{name}>"' in contract
     assert "saxpy(x, y, a=a)" in made.files["reference.py"]
+
+
+LIBRARY = """
+#include <cfloat>
+#include <ATen/ATen.h>
+namespace mylib {
+constexpr int kThreads = 64;
+template <typename T, int NT>
+__global__ void row_kernel(const T* __restrict__ in, T* __restrict__ out, const int64_t rows,
+                           const int64_t cols) {
+  extern __shared__ float held[];
+  float most = -FLT_MAX;
+  const int64_t row = blockIdx.x * cols;
+  for (int64_t c = threadIdx.x; c < cols; c += NT) most = fmaxf(most, (float)in[row + c]);
+  for (int64_t c = threadIdx.x; c < cols; c += NT) out[row + c] = (T)(most + held[0]);
+}
+at::Tensor forward(const at::Tensor& x) {
+  at::Tensor y = at::empty_like(x);
+  const auto cols = x.size(-1);
+  const auto rows = x.numel() / cols;
+  dim3 block(kThreads);
+  row_kernel<scalar_t, kThreads><<<dim3(rows), block, cols * sizeof(float)>>>(
+      x.data_ptr<scalar_t>(), y.data_ptr<scalar_t>(), rows, cols);
+  return y;
+}
+}  // namespace mylib
+template <typename T>
+__global__ void histogram(const int64_t* ids, const T* w, T* bins, int n_ids) {
+  int i = blockIdx.x * (int)blockDim.x + threadIdx.x;
+  if (i < n_ids) atomicAdd(&bins[ids[i]], w[i]);
+}
+__global__ void product(const float* A, const float* B, float* C, int M, int N, int K) { C[0] = 0; }
+int main() { product<<<dim3(4, 4), dim3(16, 16)>>>(a, b, c, 64, 64, 64); }
+"""
+
+
+def test_the_kernels_of_a_library_file(files: Path) -> None:
+    Path("library.cu").write_text(LIBRARY)
+    made = new_package("rows", "library.cu:row_kernel")
+    contract = made.files["op.py"]
+    assert made.facts["parameters"] == ["input: Tensor"]
+    assert '"mylib::row_kernel<float,64>"' in contract
+    assert "grid = (input.numel() // input.shape[-1], 1, 1)" in contract
+    assert "(64, 1, 1)" in contract
+    assert "shared_bytes=input.shape[-1] * 4" in contract
+    assert "at::" not in made.files["cuda_kernels.cu"]
+    # Sums go to zeroed memory; the dtype is that of the template's tensor, not of the ids.
+    made = new_package("histogram", "library.cu:histogram")
+    contract = made.files["op.py"]
+    assert "bins.zero_()" in contract
+    assert "CUDA_NAMES[w.dtype]" in contract
+    assert "grid = (-(-ids.numel() // 256), 1, 1)" in contract
+    # What a main() passes is its own affair; only its block says something of the kernel.
+    made = new_package("product", "library.cu:product")
+    assert "i32(64)" not in made.files["op.py"]
+    assert "(16, 16, 1)" in made.files["op.py"]
+    assert "i32(a.shape[0]), i32(b.shape[-1]), i32(a.shape[-1])" in " ".join(
+        made.files["op.py"].split()
+    )
+    assert "how many blocks of product run: (x, y, z)" in made.facts["blanks"]
+
+
+def test_sizes_that_names_tell() -> None:
+    tensors = [Known("a", 2), Known("b", 2), Known("c", 2)]
+    strides = ["stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn"]
+    found = size_texts(["M", "N", "K", *strides], tensors)
+    assert found["M"] == "a.shape[0]"
+    assert found["N"] == "b.shape[1]"
+    assert found["K"] == "a.shape[1]"
+    assert found["stride_bk"] == "b.stride(0)"
+    assert found["stride_cn"] == "c.stride(1)"
+    assert size_texts(["wobble"], tensors) == {}
+    assert size_texts(["n_rows", "n_cols", "x_row_stride"], [Known("x", 2)]) == {
+        "n_rows": "x.shape[0]",
+        "n_cols": "x.shape[-1]",
+        "x_row_stride": "x.stride(-2)",
+    }
+
+
+NORM = """
+def norm_kernel(X, Y, W, stride, N, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    Y += row * stride
+    for off in range(0, N, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        x = tl.load(X + row * stride + cols, mask=cols < N)
+        tl.store(Y + cols, x * tl.load(W + cols, mask=cols < N), mask=cols < N)
+"""
+TILE = """
+def tile_kernel(src, dst, rows, cols, sr, sc, BR: tl.constexpr, BC: tl.constexpr):
+    r, c = tl.program_id(0), tl.program_id(1)
+    p = tl.make_block_ptr(src, (rows, cols), (sr, sc), (r * BR, c * BC), (BR, BC), (1, 0))
+    tl.atomic_add(dst + r, tl.sum(tl.load(p)))
+"""
+
+
+def test_roles_that_a_kernels_text_tells() -> None:
+    roles = roles_of(ast.parse(NORM.strip()).body[0], {})  # type: ignore[arg-type]
+    assert {name: kinds for name, kinds in roles.accesses.items() if kinds} == {
+        "X": {"loads"},
+        "W": {"loads"},
+        "Y": {"stores"},
+    }
+    assert roles.programs == {0}
+    assert roles.widths == {"BLOCK": "N"}
+    roles = roles_of(ast.parse(TILE.strip()).body[0], {})  # type: ignore[arg-type]
+    assert roles.accesses["dst"] == {"adds"}
+    assert roles.blocks == {0: "BR", 1: "BC"}
+    assert roles.limits == {0: "rows", 1: "cols"}
+    assert roles.sizes["sr"] == ("src", "stride", 0)
+    assert roles.sizes["cols"] == ("src", "shape", 1)
 
 
 def test_what_a_cuda_file_does_not_say_is_left_to_fill_in(files: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,13 +25,16 @@ class KernelParameter:
 
     ``kind`` is that of a pointer by what the kernel does with it (``input`` is loaded, ``output``
     stored, ``added`` to, or ``updated``: loaded and stored), ``number``, or ``constant``: known
-    when the kernel is compiled. ``code`` is the C++ type of a number, ``default`` a value.
+    when the kernel is compiled. ``code`` is the C++ type of a number, ``default`` a value. ``size``
+    is the size that the kernel's text shows a number to be: ``"width"``, of a row, or a pointer's
+    name with ``.shape[0]`` behind it.
     """
 
     name: str
     kind: str
     code: str = ""
     default: Any = MISSING
+    size: str = ""
 
     @property
     def plain(self) -> str:
@@ -62,7 +66,10 @@ class Launch:
 def plain_name(name: str) -> str:
     """Return a pointer's name without ``_ptr`` and the like, in lower case."""
     text = re.sub(r"_?(ptrs?|pointer|data)$|^(ptr|p|d|g|in)_(?=\w)", "", name.lower()).strip("_")
-    return text or name.lower()
+    text = text or name.lower()
+    if keyword.iskeyword(text):
+        return "input" if text == "in" else f"{text}_"
+    return text
 
 
 def parameters_for(kernel: Sequence[KernelParameter]) -> list[Parameter]:
@@ -173,6 +180,7 @@ def _numbers(kernel: Sequence[KernelParameter], definition: Definition, launch: 
     aliases = {one.plain: launch.given[one.name] for one in kernel if one.kind in (INPUT, *WRITTEN)}
     known = [Known(alias, by_name[name].dims) for alias, name in aliases.items()]
     sized = size_texts([one.name for one in numbers if one.kind == NUMBER], known)
+    sized |= _by_text(numbers, known)
     for one in numbers:
         argument = arguments.get(one.name.lower())
         if argument is not None:
@@ -180,13 +188,16 @@ def _numbers(kernel: Sequence[KernelParameter], definition: Definition, launch: 
             is_float = argument.annotation == "float"
             text = f"float({argument.name})" if is_float else argument.name
             launch.given[one.name] = text
-        elif one.name in sized and by_value.get(one.name, {sized[one.name]}) >= {sized[one.name]}:
+        elif one.name in sized and sized[one.name] in by_value.get(one.name, [sized[one.name]]):
             alias = sized[one.name].partition(".")[0]
             text = re.sub(rf"\b{re.escape(alias)}\b", aliases[alias], sized[one.name])
             launch.given[one.name] = text
-            launch.guesses.append(f"{one.name} is {text}, by its name")
+            if not one.size:
+                launch.guesses.append(f"{one.name} is {text}, by its name")
         elif one.kind == NUMBER and by_value.get(one.name):
-            text = min(by_value[one.name])
+            is_stride = re.search(r"stride|^s[a-z0-9]$", one.name.lower()) is not None
+            texts = by_value[one.name]
+            text = next((text for text in texts if ("stride" in text) == is_stride), texts[0])
             alias = text.partition(".")[0]
             launch.given[one.name] = re.sub(rf"^{re.escape(alias)}\b", aliases[alias], text)
             launch.guesses.append(f"{one.name} is {launch.given[one.name]}, by its value")
@@ -194,7 +205,18 @@ def _numbers(kernel: Sequence[KernelParameter], definition: Definition, launch: 
             launch.given[one.name] = launch.blank(one.name, f"the kernel's {one.name}")
 
 
-def _by_value(kernel: Sequence[KernelParameter]) -> dict[str, set[str]]:
+def _by_text(numbers: Sequence[KernelParameter], known: Sequence[Known]) -> dict[str, str]:
+    """Return the sizes that a kernel's text shows its numbers to be."""
+    found = {}
+    for one in numbers:
+        if one.size == "width" and known:
+            found[one.name] = f"{max(known, key=lambda each: each.dims or 0).name}.shape[-1]"
+        elif one.size and one.size != "width":
+            found[one.name] = one.size
+    return found
+
+
+def _by_value(kernel: Sequence[KernelParameter]) -> dict[str, list[str]]:
     """Return, for each number whose value the example gives, the sizes of the example's tensors
     that have this value; where only an output has the size, of that."""
     tensors = [
@@ -203,16 +225,16 @@ def _by_value(kernel: Sequence[KernelParameter]) -> dict[str, set[str]]:
         for one in kernel
         if one.kind in kinds and isinstance(one.default, Tensor)
     ]
-    found: dict[str, set[str]] = {}
+    found: dict[str, list[str]] = {}
     for one in kernel:
         if one.kind != NUMBER or type(one.default) is not int or not tensors:
             continue
-        found[one.name] = {
+        found[one.name] = [
             f"{pointer.plain}.{text}"
             for pointer, tensor in tensors
             for text, value in _sizes_of(tensor)
             if value == one.default
-        }
+        ]
     return found
 
 

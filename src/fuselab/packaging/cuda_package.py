@@ -149,7 +149,7 @@ def _dtypes(path: Path, kernel: Kernel, code: str, host: HostLaunch | None) -> t
 def _expression(kernel: Kernel, host: HostLaunch | None, scalar: str) -> str:
     """Return an instantiation; ``scalar`` stands for its types."""
     if not kernel.template:
-        return kernel.name
+        return kernel.qualified
     values = []
     for place, (kind, name, default) in enumerate(kernel.template):
         said = host.template[place] if host and place < len(host.template) else None
@@ -162,7 +162,7 @@ def _expression(kernel: Kernel, host: HostLaunch | None, scalar: str) -> str:
             values.append(default)
         else:
             values.append("true" if kind == "bool" else str(THREADS))
-    return f"{kernel.name}<{', '.join(values)}>"
+    return f"{kernel.qualified}<{','.join(values)}>"
 
 
 def written(source: Source, definition: Definition) -> Written:
@@ -171,6 +171,7 @@ def written(source: Source, definition: Definition) -> Written:
     launch = arguments.arranged(kernel.parameters, definition)
     _from_host(source, launch)
     block, grid = _shape(source, launch)
+    shared = _shared(source, launch)
     lines = [*launch.allocations]
     for name, told in launch.blanks:
         said = f"; the host code has {host.written}" if host is not None and name == "grid" else ""
@@ -180,17 +181,20 @@ def written(source: Source, definition: Definition) -> Written:
         for one in kernel.parameters
     ]
     template = _is_template(kernel)
-    first = definition.tensors[0] if definition.tensors else launch.outputs[0]
+    typed = _typed(kernel, launch, definition)
+    first = typed[0] if typed else launch.outputs[0]
     named = _expression(kernel, host, f"{{CUDA_NAMES[{first}.dtype]}}")
-    launched = [
-        f'SOURCE.launch({"f" * template}"{named}", {grid}, {block}, ({", ".join(args)},)'
-        + _shared(source, launch)
-        + ")"
+    returned = f"return {', '.join(launch.outputs)}"
+    if not any(one.kind == arguments.ADDED for one in kernel.parameters) and not launch.blanks:
+        lines += [f"if not {launch.outputs[0]}.numel():", f"    {returned}"]
+    if grid != "grid":
+        lines.append(f"grid = {grid}")
+    given = f"grid, {block}, ({', '.join(args)},){shared}"
+    lines += [
+        "if 0 not in grid:  # a launch has at least one block",
+        f'    SOURCE.launch({"f" * template}"{named}", {given})',
+        returned,
     ]
-    if launch.outputs and not launch.blanks:
-        lines.append(f"if {launch.outputs[0]}.numel():  # a grid has at least one block")
-        launched = [f"    {line}" for line in launched]
-    lines += [*launched, f"return {', '.join(launch.outputs)}"]
     _note_constants(source, launch)
     codes = sorted({one.code for one in kernel.parameters if one.code})
     likes = [one for one in ("output_like", "outputs_like") if f"{one}(" in "\n".join(lines)]
@@ -216,7 +220,26 @@ def written(source: Source, definition: Definition) -> Written:
         guesses=launch.guesses,
         head="\n".join(head),
         dtypes="DTYPES",
+        typed=typed,
     )
+
+
+def _typed(kernel: Kernel, launch: Launch, definition: Definition) -> list[str]:
+    """Return the operator's tensors whose dtype is the kernel's: those that point to the type of a
+    template, or to floating numbers."""
+    types = [name for kind, name, _ in kernel.template if kind == "type"]
+    types = types[:1] or [name for name in kernel.pointed.values() if _is_floating(name)]
+    found = [
+        launch.given[one.name]
+        for one in kernel.parameters
+        if kernel.pointed.get(one.name) in types[:1]
+    ]
+    known = [name for name in dict.fromkeys(found) if name in definition.tensors]
+    return known or list(definition.tensors[:1])
+
+
+def _is_floating(name: str) -> bool:
+    return "int" not in _DTYPES.get(name, "int") and _DTYPES[name] != "bool"
 
 
 def _from_host(source: Source, launch: Launch) -> None:
@@ -264,33 +287,30 @@ def _shape(source: Source, launch: Launch) -> tuple[str, str]:
         axes = [_renamed(one, source, launch) for one in host.grid]
         if None not in axes:
             return block_text, f"({', '.join((*map(str, axes), '1', '1')[:3])})"
-    body = re.sub(r"\s+|\(int64_t\)|static_cast<\w+>", "", kernel.body).replace(
-        "(blockIdx.x)", "blockIdx.x"
-    )
+    return block_text, _grid_by_text(kernel, launch, block)
+
+
+def _grid_by_text(kernel: Kernel, launch: Launch, block: tuple[int, ...]) -> str:
+    """Return the text of the grid of a kernel in which each thread has one element, or each block
+    one row; else a variable to fill in."""
+    body = re.sub(r"\((?:\w+|long long)\)(?=blockIdx|blockDim|threadIdx)", "", kernel.body)
+    body = re.sub(r"\s+|static_cast<\w+>", "", body)
+    body = re.sub(r"\((blockIdx\.x|blockDim\.x|threadIdx\.x)\)", r"\1", body)
     numbers = [one.name for one in kernel.parameters if one.kind == arguments.NUMBER]
     limits = [name for name in numbers if re.search(rf"(?:<|>=){name}\b", body)]
-    one_axis = not re.search(r"(?:blockIdx|threadIdx)\.[yz]", body) and len(block) == 1
-    flat = re.search(
-        r"blockIdx\.x\*blockDim\.x\+threadIdx\.x|threadIdx\.x\+blockIdx\.x\*blockDim\.x", body
-    )
-    if (
-        one_axis
-        and flat
-        and limits
-        and limits[0] in launch.given
-        and not _is_blank(launch, limits[0])
-    ):
-        count = launch.given[limits[0]]
-        launch.guesses.append(f"{kernel.name} runs one thread per {limits[0]}")
-        return block_text, f"(-(-{count} // {block[0]}), 1, 1)"
-    if one_axis and not flat and "blockIdx.x" in body and launch.outputs and limits:
+    limits = [name for name in limits if not _is_blank(launch, name)]
+    if limits and len(block) == 1 and not re.search(r"(?:blockIdx|threadIdx)\.[yz]", body):
+        if re.search(r"blockIdx\.x\*blockDim\.x\+threadIdx\.x", body) or re.search(
+            r"threadIdx\.x\+(?:blockIdx\.x\*blockDim\.x|blockDim\.x\*blockIdx\.x)", body
+        ):
+            launch.guesses.append(f"{kernel.name} runs one thread per {limits[0]}")
+            return f"(-(-{launch.given[limits[0]]} // {block[0]}), 1, 1)"
         width = launch.given[limits[-1]]
         tensor = width.partition(".")[0]
-        if width == f"{tensor}.shape[-1]":
+        if "blockIdx.x" in body and width == f"{tensor}.shape[-1]":
             launch.guesses.append(f"{kernel.name} runs one block per row of {tensor}")
-            return block_text, f"({tensor}.numel() // max({width}, 1), 1, 1)"
-    launch.blank("grid", f"how many blocks of {kernel.name} run: (x, y, z)")
-    return block_text, "grid"
+            return f"({tensor}.numel() // max({width}, 1), 1, 1)"
+    return launch.blank("grid", f"how many blocks of {kernel.name} run: (x, y, z)")
 
 
 def _is_blank(launch: Launch, name: str) -> bool:

@@ -29,6 +29,7 @@ _HOST_CODE = re.compile(
     r"<<<|\btorch::|\bat::|\bc10::|\bstd::(?:vector|string|cout|cerr|optional|tuple)\b|"
     r"\bPYBIND11_MODULE|\bTORCH_LIBRARY|\bcudaMalloc|\bprintf_host|\bint\s+main\s*\("
 )
+_SCOPE = re.compile(r"\s*(?:inline\s+)?(?:namespace\b[\w\s:]*|extern\s*\"C\"\s*)\{")
 # What the headers of the host would have defined.
 _MACROS = {
     "FLT_MAX": "3.402823466e+38f",
@@ -44,10 +45,14 @@ _MACROS = {
 
 @dataclass(frozen=True)
 class Kernel:
-    """A ``__global__`` function. ``template`` are its template parameters, as (kind, name, default
-    or None). ``pointed`` is, by pointer, the type that it points to."""
+    """A ``__global__`` function; ``qualified`` is its name with its namespaces.
+
+    ``template`` are its template parameters, as (kind, name, default or None). ``pointed`` is, by
+    pointer, the type that it points to. ``unknown`` are parameters that no launch passes.
+    """
 
     name: str
+    qualified: str
     template: tuple[tuple[str, str, str | None], ...]
     parameters: tuple[KernelParameter, ...]
     pointed: Mapping[str, str]
@@ -86,17 +91,10 @@ def without_comments(text: str) -> str:
 def device_code(text: str) -> str:
     """Return the file without the host's headers and functions: what NVRTC compiles."""
     plain = without_comments(text)
-    kept = []
-    for start, end in _chunks(plain):
-        chunk = plain[start:end]
-        if chunk.lstrip().startswith("#"):
-            if _HOST_HEADER.match(chunk.strip()) is None:
-                kept.append((start, end))
-        elif not _is_host_function(chunk) and (
-            "__global__" in chunk or "__device__" in chunk or _HOST_CODE.search(chunk) is None
-        ):
-            kept.append((start, end))
+    kept = _device_parts(plain, 0, len(plain))
     code = "".join(text[start:end] for start, end in kept).strip() + "\n"
+    if re.search(r"\bu?int\d+_t\b", code) and not re.search(r"<(cstdint|stdint\.h)>", code):
+        code = f"#include <cstdint>\n\n{code}"
     needed = [
         f"#ifndef {name}\n#define {name} {value}\n#endif"
         for name, value in _MACROS.items()
@@ -105,6 +103,28 @@ def device_code(text: str) -> str:
     if needed:
         code = "\n".join(needed) + "\n\n" + code
     return re.sub(r"\n{4,}", "\n\n\n", code)
+
+
+def _device_parts(text: str, first: int, last: int) -> list[tuple[int, int]]:
+    """Return the places of what the device needs between two places; inside of namespaces too."""
+    kept = []
+    for start, end in _chunks(text, first, last):
+        chunk = text[start:end]
+        opened = _SCOPE.match(chunk)
+        if chunk.lstrip().startswith("#"):
+            if _HOST_HEADER.match(chunk.strip()) is None:
+                kept.append((start, end))
+        elif opened is not None:
+            inner = start + opened.end()
+            closed = _closing(text, inner - 1)
+            kept.append((start, inner))
+            kept += _device_parts(text, inner, closed)
+            kept.append((closed, end))
+        elif not _is_host_function(chunk) and (
+            "__global__" in chunk or "__device__" in chunk or _HOST_CODE.search(chunk) is None
+        ):
+            kept.append((start, end))
+    return kept
 
 
 def _is_host_function(chunk: str) -> bool:
@@ -116,17 +136,17 @@ def _is_host_function(chunk: str) -> bool:
     return has_body and of_device is None
 
 
-def _chunks(text: str) -> Iterator[tuple[int, int]]:
+def _chunks(text: str, first: int, last: int) -> Iterator[tuple[int, int]]:
     """Yield the places of the pieces at the top of a file: preprocessor lines, declarations and
     definitions. ``text`` has no comments; the space before a piece belongs to it."""
-    start, place, depth = 0, 0, 0
-    while place < len(text):
+    start, place, depth = first, first, 0
+    while place < last:
         letter = text[place]
         if depth == 0 and letter == "#" and not text[start:place].strip():
             end = place
             while True:
                 newline = text.find("\n", end)
-                end = len(text) if newline < 0 else newline + 1
+                end = last if newline < 0 else newline + 1
                 if newline < 0 or text[newline - 1] != "\\":
                     break
             yield start, end
@@ -146,8 +166,8 @@ def _chunks(text: str) -> Iterator[tuple[int, int]]:
             start = place = end
             continue
         place += 1
-    if text[start:].strip():
-        yield start, len(text)
+    if text[start:last].strip():
+        yield start, last
 
 
 # --- kernels --------------------------------------------------------------------------------------
@@ -169,10 +189,9 @@ def kernels_in(text: str) -> list[Kernel]:
         head = plain[match.end() : opened]
         before = re.search(r"template\s*<([^{};]*)>\s*[^{};>]*$", plain[: match.start()])
         bound = re.search(r"__launch_bounds__\s*\(\s*(\d+)", head)
-        found.append(
-            _kernel(name[1], before[1] if before else "", plain[opened + 1 : closed], body,
-                    int(bound[1]) if bound else None)
-        )  # fmt: skip
+        around, template = _namespaces(plain, match.start()), before[1] if before else ""
+        given, threads = plain[opened + 1 : closed], int(bound[1]) if bound else None
+        found.append(_kernel(name[1], around, template, given, body, threads))
     return found
 
 
@@ -208,7 +227,18 @@ def split(text: str) -> list[str]:
     return [*parts, part.strip()] if part.strip() else parts
 
 
-def _kernel(name: str, template: str, given: str, body: str, threads: int | None) -> Kernel:
+def _namespaces(text: str, place: int) -> str:
+    """Return the names of the namespaces around a place, as a prefix: ``mine::``."""
+    around = ""
+    for match in re.finditer(r"\bnamespace\s+([\w:]+)\s*\{", text[:place]):
+        if _closing(text, match.end() - 1) > place:
+            around += f"{match[1]}::"
+    return around
+
+
+def _kernel(
+    name: str, around: str, template: str, given: str, body: str, threads: int | None
+) -> Kernel:
     of_template = []
     for one in split(template):
         left, _, default = one.partition("=")
@@ -234,7 +264,14 @@ def _kernel(name: str, template: str, given: str, body: str, threads: int | None
             if not code:
                 unknown.append(one)
     return Kernel(
-        name, tuple(of_template), tuple(parameters), pointed, body, threads, tuple(unknown)
+        name,
+        f"{around}{name}",
+        tuple(of_template),
+        tuple(parameters),
+        pointed,
+        body,
+        threads,
+        tuple(unknown),
     )
 
 
@@ -272,14 +309,16 @@ def host_launch(text: str, kernel: Kernel) -> HostLaunch | None:
         str(words.number(one)) if words.number(one) is not None else one
         for one in split((match[1] or "")[1:-1])
     )
-    grid = words.dimensions(config[0])
+    # A program's own sizes, as those of a main(), are no rule: only tensors' are.
+    is_general = bool(words.tensors)
+    grid = words.dimensions(config[0]) if is_general else None
     block = words.dimensions(config[1]) if len(config) > 1 else None
     numbers = tuple(words.number(one) for one in block or ())
-    shared = words.python(config[2]) if len(config) > 2 else "0"
+    shared = words.python(config[2]) if len(config) > 2 and is_general else "0"
     given = []
     for one in split(plain[match.end() : end]):
         pointer = re.fullmatch(r"(\w+)\.(?:const_|mutable_)?data(?:_ptr)?(?:<[^>]*>)?\(\)", one)
-        given.append(pointer[1] if pointer else words.python(one))
+        given.append(pointer[1] if pointer else words.python(one) if is_general else None)
     return HostLaunch(
         " ".join(plain[match.start() : end + 1].split()),
         template,

@@ -32,12 +32,24 @@ def size_texts(numbers: Sequence[str], tensors: Sequence[Known]) -> dict[str, st
     others = [name for name in numbers if "stride" not in name.lower()]
     if not tensors:
         return found
+    axes = _named_axes(numbers, found)
+    names = {name.lower(): name for name in others}
+    if {"m", "n", "k"} <= names.keys() and len(tensors) > 1 and not axes:  # a matrix product's
+        one, other = tensors[0].name, tensors[1].name
+        axes = {"m": f"{one}.shape[0]", "k": f"{one}.shape[-1]", "n": f"{other}.shape[-1]"}
     widest = max(tensors, key=lambda one: one.dims or 0)
     has_rows = any(_ROWS.fullmatch(name.lower()) for name in others)
     for name in others:
         plain = name.lower()
         tensor = next((one for one in tensors if plain.startswith(f"{one.name}_")), widest)
         plain = plain.removeprefix(f"{tensor.name}_")
+        if plain in axes:
+            found[name] = axes[plain]
+            continue
+        counted = re.sub(r"^(n|num)_", "", plain)
+        if counted != plain and any(one.name == counted for one in tensors):
+            found[name] = f"{counted}.numel()"
+            continue
         is_count = _NUMEL.fullmatch(plain) and not (has_rows and plain == "n")
         if is_count:
             found[name] = f"{tensor.name}.numel()"
@@ -47,6 +59,20 @@ def size_texts(numbers: Sequence[str], tensors: Sequence[Known]) -> dict[str, st
             found[name] = f"{tensor.name}.numel() // max({tensor.name}.shape[-1], 1)"
         elif _COLUMNS.fullmatch(plain):
             found[name] = f"{tensor.name}.shape[-1]"
+    return found
+
+
+def _named_axes(numbers: Sequence[str], strides: Mapping[str, str]) -> dict[str, str]:
+    """Return the sizes of the dimensions that strides name: ``stride_ak`` says that ``k`` is the
+    size of a dimension of ``a``."""
+    found: dict[str, str] = {}
+    for number in numbers:
+        tensor, _, axis = strides.get(number, "").removesuffix(")").partition(".stride(")
+        letter = number[-1].lower()
+        rest = number.lower().removesuffix(letter)
+        is_named = bool(tensor) and rest.endswith((f"_{tensor[0].lower()}", tensor.lower()))
+        if axis.isdigit() and letter.isalpha() and is_named:
+            found.setdefault(letter, f"{tensor}.shape[{axis}]")
     return found
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fuselab.errors import FuselabError, TargetError
@@ -48,7 +49,7 @@ class Written:
     ``imports`` are those that the launcher needs, ``head`` the statements before it. ``wrapped``
     says that the user's own function launches. ``blanks`` and ``guesses`` are sentences for the
     user. ``configs`` is the statement with the configurations to tune, ``dtypes`` the name of the
-    dtypes that the kernel takes, if it does not take all.
+    dtypes that the kernel takes, if it does not take all, in its tensors ``typed``.
     """
 
     files: Mapping[str, str]
@@ -60,6 +61,7 @@ class Written:
     guesses: Sequence[str] = ()
     configs: str | None = None
     dtypes: str | None = None
+    typed: Sequence[str] = ()
 
 
 def found_in(path: Path, module: ModuleType, name: str) -> Source | None:
@@ -76,6 +78,12 @@ def found_in(path: Path, module: ModuleType, name: str) -> Source | None:
         if chosen is None:
             raise TargetError(
                 f"{path} has no '{name}'; it has {', '.join((*functions, *kernels))}."
+            )
+        if isinstance(chosen, type) and issubclass(chosen, torch.autograd.Function):
+            names = ", ".join((*functions, *_entries(kernels)))
+            raise TargetError(
+                f"{path}: {name} is a torch.autograd.Function; name what it launches ({names}), "
+                "and let --backward write the gradient."
             )
         if not triton_compile.is_kernel(chosen) and name not in functions:
             return None
@@ -241,7 +249,28 @@ def kernel_parameters(source: Source) -> list[KernelParameter]:
             kind = arguments.UPDATED if triton_roles.LOADS in accesses else arguments.OUTPUT
         else:
             kind = arguments.INPUT
-        found.append(KernelParameter(name, kind, "", value))
+        found.append(KernelParameter(name, kind, "", value, _size(name, roles)))
+    return found
+
+
+def _size(name: str, roles: triton_roles.Roles) -> str:
+    """Return the size that a kernel's text shows a number to be; empty if it shows none."""
+    if name in roles.sizes:
+        pointer, kind, axis = roles.sizes[name]
+        plain = arguments.plain_name(pointer)
+        return f"{plain}.shape[{axis}]" if kind == "shape" else f"{plain}.stride({axis})"
+    is_width = name in roles.widths.values() and name not in roles.limits.values()
+    return "width" if is_width else ""
+
+
+def _chosen_by_decorators(kernel: Any) -> set[str]:
+    """Return the constants that a kernel's own autotune or heuristics give."""
+    found: set[str] = set()
+    while not (hasattr(kernel, "arg_names") and hasattr(kernel, "params")):
+        for one in getattr(kernel, "configs", ()):
+            found |= set(one.kwargs)
+        found |= set(getattr(kernel, "values", ()))
+        kernel = kernel.fn
     return found
 
 
@@ -253,11 +282,16 @@ def with_kernel(
     definitions = _definitions(source.kernels)
     roles = triton_roles.roles_of(definitions[source.name], definitions)
     launch = arguments.arranged(kernel, definition)
-    block = _block(kernel, roles)
-    constants = _constants(kernel, roles, launch, block)
+    tuned = _chosen_by_decorators(source.chosen)
+    block = None if tuned else _block(kernel, roles)
+    left = [one for one in kernel if one.name not in tuned]
+    constants = _constants(left, roles, launch, block)
+    constants |= {name: f'meta["{name}"]' for name in tuned}
     grid = _grid(source.name, roles, launch, constants)
     positional = [launch.given[one.name] for one in kernel if one.kind != arguments.CONSTANT]
-    keywords = [f"{name}={text}" for name, text in constants.items()]
+    keywords = [f"{name}={text}" for name, text in constants.items() if name not in tuned]
+    if "meta[" in grid:
+        grid = f"lambda meta: {grid}"
     if any(one.kind == arguments.CONSTANT for one in kernel[: len(positional)]):
         others = [one for one in kernel if one.kind != arguments.CONSTANT]
         keywords = [f"{one.name}={launch.given[one.name]}" for one in others] + keywords
@@ -269,14 +303,13 @@ def with_kernel(
         like = definition.tensors[0] if definition.tensors else launch.outputs[0]
         lines.append(f'config = chosen(NAME, "triton", ({like}.dtype,), CONFIGS)')
         keywords.append("**config")
-    lines += [
-        f"launch({', '.join([source.name, grid, *positional, *keywords])})",
-        f"return {', '.join(launch.outputs)}",
-    ]
-    imports = [
-        "from fuselab.runtime.triton_launch import launch",
-        f"from .triton_kernels import {source.name}",
-    ]
+    called = f"launch({', '.join([source.name, grid, *positional, *keywords])})"
+    imports = [f"from .triton_kernels import {source.name}"]
+    if tuned:  # Triton's own tuning launches, with the settings that it chooses
+        called = f"{source.name}[{grid}]({', '.join([*positional, *keywords])})"
+    else:
+        imports.append("from fuselab.runtime.triton_launch import launch")
+    lines += [called, f"return {', '.join(launch.outputs)}"]
     text = "\n".join(lines)
     imports += [
         f"from fuselab.runtime.signature import {like}"
@@ -293,6 +326,7 @@ def with_kernel(
         files={"triton_kernels.py": f'"""The Triton kernels."""\n\n{cut.text}', **cut.files},
         launcher="\n".join(f"    {line}" for line in lines),
         imports=imports,
+        wrapped=bool(tuned),
         blanks=[told for _, told in launch.blanks],
         guesses=launch.guesses,
         configs=configs,
@@ -333,6 +367,9 @@ def _constants(
             found[one.name] = launch.given[one.name]
         elif width in launch.given and one.name not in roles.blocks.values():
             found[one.name] = f"triton.next_power_of_2({launch.given[width]})"
+        elif one.name.lower() in ("num_stages", "num_warps") and one.default is MISSING:
+            found[one.name] = "2" if one.name.lower() == "num_stages" else "4"
+            launch.guesses.append(f"{one.name} is {found[one.name]}, a usual value")
         elif one.default is not MISSING:
             found[one.name] = literal(one.default)
             launch.guesses.append(f"{one.name} is {found[one.name]}, as the file has it")

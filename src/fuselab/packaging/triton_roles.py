@@ -11,6 +11,7 @@ from typing import Any
 
 LOADS, STORES, ADDS = "loads", "stores", "adds"
 _ACCESSES = {"load": LOADS, "store": STORES}
+_WITH_SIZES = ("make_block_ptr", "make_tensor_descriptor")
 _POINTER_MAKERS = (
     "make_block_ptr", "make_tensor_descriptor", "advance", "multiple_of", "max_contiguous",
 )  # fmt: skip
@@ -24,7 +25,8 @@ class Roles:
     ``programs`` are the axes of the grid that the kernel asks for. ``blocks`` is, by axis, the
     constant that a program's id is multiplied by, and ``limits`` the number that the positions of
     that axis stay below. ``widths`` is, by constant, the number that a range of so many positions
-    stays below, where the range begins at the same place in every program.
+    stays below, where the range begins at the same place in every program. ``sizes`` is, by number,
+    the size or stride that a block pointer takes it for: ``("a", "shape", 0)``.
     """
 
     accesses: dict[str, set[str]] = field(default_factory=dict)
@@ -32,6 +34,7 @@ class Roles:
     blocks: dict[int, str] = field(default_factory=dict)
     limits: dict[int, str] = field(default_factory=dict)
     widths: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, tuple[str, str, int]] = field(default_factory=dict)
 
 
 def roles_of(kernel: ast.FunctionDef, others: Mapping[str, ast.FunctionDef]) -> Roles:
@@ -115,6 +118,8 @@ class _Reader(ast.NodeVisitor):
         values = [*node.args, *(one.value for one in node.keywords)]
         if name == "program_id":
             self.roles.programs.add(_axis(node))
+        elif name in _WITH_SIZES:
+            self._of_block(node)
         elif name in _ACCESSES:
             owner = node.func.value if isinstance(node.func, ast.Attribute) else None
             pointer = owner if self._base(owner) else values[0] if values else None
@@ -123,6 +128,26 @@ class _Reader(ast.NodeVisitor):
             self._note(values[0], ADDS)
         elif name in self.others:
             self._of_called(self.others[name], node)
+
+    def _of_block(self, node: ast.Call) -> None:
+        """Take sizes, strides and the programs' places from a block pointer or a descriptor."""
+        names = ("base", "shape", "strides", "offsets")
+        given = dict(zip(names, node.args, strict=False))
+        given |= {one.arg: one.value for one in node.keywords if one.arg in names}
+        parts = {
+            name: value.elts
+            for name, value in given.items()
+            if isinstance(value, ast.Tuple | ast.List)
+        }
+        for base in self._base(given.get("base")):
+            for name, kind in (("shape", "shape"), ("strides", "stride")):
+                for axis, one in enumerate(parts.get(name, ())):
+                    if isinstance(one, ast.Name) and one.id in self.names:
+                        self.roles.sizes.setdefault(one.id, (base, kind, axis))
+        for place, size in zip(parts.get("offsets", ()), parts.get("shape", ()), strict=False):
+            axes = [axis for kind, axis in self._marked(place) if kind == "program"]
+            if len(axes) == 1 and isinstance(size, ast.Name) and size.id in self.names:
+                self.roles.limits.setdefault(axes[0], size.id)
 
     def _of_called(self, kernel: ast.FunctionDef, call: ast.Call) -> None:
         """Take over what a called kernel does with the pointers that it is given."""

@@ -145,6 +145,7 @@ def _supports(new: New) -> str:
     definition = new.definition
     lines = [] if definition.package is None else mismatch_lines(definition.package)
     floating = [one.name for one in definition.parameters if _is_floating(one)]
+    floating = list(new.written.typed) or floating
     if not new.backward:  # eject's own kernels do not round to the dtypes of the function
         lines = [line for line in lines if not line.strip().startswith("widest")]
     if not lines and new.written.dtypes is None and len(floating) < 2:
@@ -152,7 +153,7 @@ def _supports(new: New) -> str:
     given = ", ".join(f"{one.name}: {one.annotation}" for one in definition.parameters)
     body = []
     if new.written.dtypes is not None:
-        first = definition.tensors[0]
+        first = new.written.typed[0]
         body = [
             f"    if {first}.dtype not in DTYPES:",
             f'        return f"the kernel does not take {{{first}.dtype}}"',
@@ -294,7 +295,11 @@ def _page(new: New) -> str:
     rows = {
         "reference.py": "the definition of what is right, in plain PyTorch",
         kernels: "the kernels, as they came",
-        **({"launch.py": "the function that launches them"} if new.written.wrapped else {}),
+        **(
+            {"launch.py": "the function that launches them"}
+            if "launch.py" in new.written.files
+            else {}
+        ),
         "op.py": "the contract: the launcher, example inputs, the declaration",
         "__init__.py": f"the public function: `from {new.name} import {new.name}`",
         f"test_{new.name}.py": "a test that checks the package",
