@@ -230,10 +230,15 @@ def with_launcher(source: Source, definition: Definition) -> Written:
 # --- a kernel alone -------------------------------------------------------------------------------
 
 
+def roles_of(source: Source) -> triton_roles.Roles:
+    """Return what a bare kernel's text says of its parameters and programs."""
+    definitions = _definitions(source.kernels)
+    return triton_roles.roles_of(definitions[source.name], definitions)
+
+
 def kernel_parameters(source: Source) -> list[KernelParameter]:
     """Return what a bare kernel does with its parameters; their values are the example's."""
-    definitions = _definitions(source.kernels)
-    roles = triton_roles.roles_of(definitions[source.name], definitions)
+    roles = roles_of(source)
     given = dict(zip(roles.accesses, source.args, strict=False)) | dict(source.kwargs)
     found = []
     for name, parameter in _parameters(source.chosen).items():
@@ -263,7 +268,7 @@ def _size(name: str, roles: triton_roles.Roles) -> str:
     return "width" if is_width else ""
 
 
-def _chosen_by_decorators(kernel: Any) -> set[str]:
+def chosen_by_decorators(kernel: Any) -> set[str]:
     """Return the constants that a kernel's own autotune or heuristics give."""
     found: set[str] = set()
     while not (hasattr(kernel, "arg_names") and hasattr(kernel, "params")):
@@ -279,10 +284,9 @@ def with_kernel(
 ) -> Written:
     """Return the package's part for a bare kernel: its launcher is written."""
     cut = sliced(source.path, [source.name])
-    definitions = _definitions(source.kernels)
-    roles = triton_roles.roles_of(definitions[source.name], definitions)
+    roles = roles_of(source)
     launch = arguments.arranged(kernel, definition)
-    tuned = _chosen_by_decorators(source.chosen)
+    tuned = chosen_by_decorators(source.chosen)
     block = None if tuned else _block(kernel, roles)
     left = [one for one in kernel if one.name not in tuned]
     constants = _constants(left, roles, launch, block)
