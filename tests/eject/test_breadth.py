@@ -126,7 +126,8 @@ def integers(one, other):
 
 def finite(x):
     broken = x / x.relu()
-    return torch.nan_to_num(broken, nan=0.5, posinf=3.0, neginf=-2.0) * torch.isfinite(broken) * x
+    replaced = torch.nan_to_num(broken, nan=0.5, posinf=3.0, neginf=-2.0)
+    return replaced * torch.isfinite(broken) * x + x.log().nansum(-1, keepdim=True)
 
 
 def group_norm_silu(x, weight, bias):

@@ -92,6 +92,21 @@ def _chains(function: Any, *tensors: Tensor) -> list[str]:
     return [chain.chain for chain in ChainFinder(traced, values, ()).chains()]
 
 
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda x, y: F.mse_loss(x, y), "mse_loss"),
+        (lambda x, y: F.binary_cross_entropy_with_logits(x, y), "binary_cross_entropy_with_logits"),
+        (lambda x, y: F.poisson_nll_loss(x, y), "poisson_nll_loss"),
+        (lambda x, y: F.triplet_margin_loss(x, y, x), "triplet_margin_loss"),
+    ],
+)
+def test_one_call_that_eager_computes_in_several_passes_is_a_chain(
+    function: Any, name: str
+) -> None:
+    assert _chains(function, torch.randn(64, 96), torch.rand(64, 96)) == [name]
+
+
 def test_a_chain_behind_a_linear_layer_becomes_one_kernel_and_equal_chains_the_same(
     faster: None,
 ) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._decomp import get_decompositions
 
 from fuselab.ejection import batch_norm, random_slopes
@@ -139,10 +140,22 @@ WITHOUT_DERIVATIVE = (
 )
 
 
+def _nansum(
+    input: Tensor,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return a sum without the elements that are NaN."""
+    known = torch.where(input.isnan(), 0, input)
+    return aten.sum.dim_IntList(known, dim, keepdim, dtype=dtype)  # type: ignore[no-any-return]
+
+
 def definitions_in_kernels() -> dict[Any, Callable[..., Any]]:
     """Return the definitions by simpler operators of those that kernels compute so."""
     own = {**batch_norm.GRADIENT, **random_slopes.DEFINITIONS, **definitions_of_lists()}
-    return {**get_decompositions(COMPOSED), **own}
+    return {**get_decompositions(COMPOSED), **own, aten.nansum.default: _nansum}
 
 
 def definitions_in_formulas() -> dict[Any, Callable[..., Any]]:

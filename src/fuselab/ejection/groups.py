@@ -21,10 +21,14 @@ RESULT = "result"
 # A region of one call is worth a kernel only if eager PyTorch computes the call in several passes.
 SEVERAL_PASSES = frozenset(
     (
-        "alpha_dropout", "batch_norm", "cosine_similarity", "cross_entropy", "dropout", "dropout1d",
-        "dropout2d", "dropout3d", "feature_alpha_dropout", "glu", "group_norm", "huber_loss",
-        "instance_norm", "layer_norm", "log_softmax", "logsumexp", "normalize", "rms_norm",
-        "smooth_l1_loss", "softmax", "std", "var",
+        "alpha_dropout", "batch_norm", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+        "cosine_embedding_loss", "cosine_similarity", "cross_entropy", "dropout", "dropout1d",
+        "dropout2d", "dropout3d", "feature_alpha_dropout", "glu", "group_norm",
+        "hinge_embedding_loss", "huber_loss", "instance_norm", "kl_div", "l1_loss", "layer_norm",
+        "local_response_norm", "log_softmax", "logsumexp", "margin_ranking_loss", "mse_loss",
+        "multilabel_soft_margin_loss", "nanmean", "normalize", "pairwise_distance",
+        "poisson_nll_loss", "rms_norm", "smooth_l1_loss", "soft_margin_loss", "softmax", "softmin",
+        "std", "std_mean", "triplet_margin_loss", "var", "var_mean",
     )
 )  # fmt: skip
 
