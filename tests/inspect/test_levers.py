@@ -246,4 +246,4 @@ def test_images_are_tried_in_channels_last(tmp_path, quick_rounds):
 
 def test_a_script_or_a_trace_has_nothing_to_try(capsys):
     assert run(["profile", "gone.json", "--try"]) == 2
-    assert "--try runs a TARGET in other ways" in capsys.readouterr().err
+    assert "--try runs a TARGET again" in capsys.readouterr().err

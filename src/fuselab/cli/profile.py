@@ -35,6 +35,13 @@ def profile(
     schedule: Annotated[
         str | None, option("Steps: wait, warm-up, active, repeat.", "W,W,A,R")
     ] = None,
+    ncu: Annotated[
+        str | None, option("GPU: the counters of the kernels whose name matches.", "KERNEL")
+    ] = None,
+    ncu_report: Annotated[
+        Path | None,
+        option("Where --ncu keeps its report.", "FILE", "--ncu-report", click_type=FILE),
+    ] = None,
     tries: Annotated[
         bool, flag("--try", "Time the larger levers: autocast, torch.compile, and others.")
     ] = False,
@@ -75,6 +82,7 @@ def profile(
     from fuselab.inspect.compare import compare
     from fuselab.inspect.trace_file import SUFFIXES
     from fuselab.report.compare_text import compare_text
+    from fuselab.report.ncu_text import ncu_text
     from fuselab.report.plots import check_plot
     from fuselab.report.profile_text import profile_text
     from fuselab.report.result import result, write_result
@@ -85,6 +93,8 @@ def profile(
     chosen = select(device)
     if blocking and chosen.type != "cuda":
         raise ArgumentError("--blocking is for a GPU: on a CPU every operator waits already.")
+    if ncu is not None:
+        _check_ncu(chosen, ncu)
     is_script, is_trace = target == "python", target.endswith(SUFFIXES)
     if context.args and not is_script:
         raise ArgumentError(
@@ -94,8 +104,9 @@ def profile(
     if (is_script or is_trace) and (data is not None or backward):
         kind = "a script" if is_script else "a trace"
         raise ArgumentError(f"--data and --backward belong to a TARGET; {kind} has its own.")
-    if (is_script or is_trace) and tries:
-        raise ArgumentError("--try runs a TARGET in other ways; a script or a trace has one way.")
+    if (is_script or is_trace) and (tries or ncu is not None):
+        verb = "--try" if tries else "--ncu"
+        raise ArgumentError(f"{verb} runs a TARGET again; a script or a trace is none.")
     if (is_script or is_trace) and against is not None and before is None:
         raise ArgumentError(
             "--against TARGET needs a TARGET to time in turn; give an earlier --json FILE."
@@ -120,6 +131,9 @@ def profile(
         if tries:
             facts["tried"] = _tried(target, chosen, data, backward)
     facts |= profiled.describe()
+    report = (ncu_report or Path("fuselab.ncu-rep")).with_suffix(".ncu-rep")
+    if ncu is not None:
+        facts["ncu"] = _counters(target, chosen, data, backward, ncu, report, facts["kernels"])
     if before is not None:
         now = result("profile", facts, chosen)
         facts["against"] = compare(before, now, interleaved=before.get("in_turn", False))
@@ -133,9 +147,56 @@ def profile(
         profile_plot(facts, plot)
     write_result(json, "profile", facts, chosen)
     print(profile_text(facts))
+    if ncu is not None:
+        print(ncu_text(facts["ncu"], str(report)))
     if before is not None:
         print()
         print(compare_text(facts["against"], str(against)))
+
+
+def _check_ncu(device: Any, kernel: str) -> None:
+    """Refuse ``--ncu`` before the work: without a GPU or ncu, or with no regular expression."""
+    import re
+
+    import torch
+
+    from fuselab.device.select import why_no_cuda
+    from fuselab.errors import ArgumentError, DeviceError
+    from fuselab.inspect.ncu import path_of_ncu
+
+    if device.type != "cuda":
+        why = "--device cpu was asked for" if torch.cuda.is_available() else why_no_cuda()
+        raise DeviceError(f"--ncu reads the counters of an NVIDIA GPU, and there is none: {why}.")
+    try:
+        re.compile(kernel)
+    except re.error as error:
+        raise ArgumentError(f"--ncu '{kernel}' is no regular expression: {error}.") from error
+    path_of_ncu()
+
+
+def _counters(
+    target: str,
+    device: Any,
+    data: str | None,
+    backward: bool,
+    kernel: str,
+    report: Path,
+    rows: list[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Return the counters of the kernels, each beside the bytes of its operator's operands."""
+    from dataclasses import asdict
+
+    from fuselab.inspect import targets
+    from fuselab.inspect.ncu import profile_kernel
+    from fuselab.inspect.profile import significant_everywhere
+    from fuselab.report.progress import say
+
+    say("fuselab: running it under Nsight Compute ...")
+    found = profile_kernel(targets.load(target, device, data), kernel, report, backward=backward)
+    least = {row["name"]: row["least_bytes"] / row["calls"] for row in rows if row["calls"]}
+    return [
+        significant_everywhere({**asdict(one), "least_bytes": least.get(one.name)}) for one in found
+    ]
 
 
 def _before(against: str | None) -> dict[str, Any] | None:

@@ -42,6 +42,7 @@ class KernelRow:
     share: float = 0.0
     grid: tuple[int, ...] | None = None
     block: tuple[int, ...] | None = None
+    least_bytes: float = 0.0  # operands and results once, of the operators that launched it
 
 
 @dataclass
@@ -185,7 +186,19 @@ def _kernels(kernels: Iterable[Kernel]) -> list[KernelRow]:
         row.calls += 1
         row.device_us += kernel.duration_us
         row.share += kernel.duration_us
+        row.least_bytes += _operand_bytes(kernel)
     return _by_cost(rows.values())
+
+
+def _operand_bytes(kernel: Kernel) -> int:
+    """Return the bytes of the tensors that the launching operator was given and made, each once."""
+    span = kernel.span
+    while span is not None and span.kind != "op":
+        span = span.parent
+    if span is None or span.detail is None:
+        return 0
+    made = sum(a.bytes for op in span.detail.walk() for a in op.allocations if a.bytes > 0)
+    return sum(use.bytes for use in span.detail.inputs) + made
 
 
 def _kernel_row(kernel: Kernel) -> KernelRow:
@@ -278,6 +291,7 @@ def _tree(spans: Sequence[Span], steps: int) -> list[TreeNode]:
         kernels = _kernels(kernel for span in members for kernel in span.kernels)
         for row in kernels:
             row.calls, row.device_us, row.share = row.calls / steps, row.device_us / steps, 0.0
+            row.least_bytes /= steps
         nodes.append(
             TreeNode(
                 name=plain(name),
