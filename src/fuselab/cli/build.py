@@ -35,7 +35,7 @@ def build(
     ] = None,
     json: Json = None,
 ) -> None:
-    """Build a kernel package: a wheel, or a folder for Hugging Face's kernels.
+    """Make a wheel, or a folder for the Hub, of a kernel package.
 
     What is built is imported once, alone, in a process of its own.
     """

@@ -34,7 +34,7 @@ def tune(
     device: Device = "auto",
     json: Json = None,
 ) -> None:
-    """Time a bare Triton kernel with other blocks, warps and stages; needs a GPU.
+    """Time a bare Triton kernel's settings on a GPU.
 
     Arguments are those of get_inputs() in the file. Settings with other results are listed as
     wrong. An operator is tuned by 'fuselab bench OP --tune'.
