@@ -226,6 +226,19 @@ def test_a_plain_function_is_ejected(files: Path) -> None:
     assert {"triton_kernels.py", "cuda_kernels.cu", "cpu_kernels.cpp"} <= made.files.keys()
 
 
+def test_a_function_that_only_shares_a_kernels_name_launches_nothing(files: Path) -> None:
+    Path("named.py").write_text(
+        "import torch, triton\nimport triton.language as tl\n\n\n"
+        "@triton.jit\ndef relu(x, out):\n    tl.store(out, tl.load(x))\n\n\n"
+        "class Plain(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return torch.relu(x) + 1\n\n\n"
+        "def get_inputs():\n    return [torch.randn(8)]\n"
+    )
+    made = new_package("plain", "named.py:Plain")
+    assert made.facts["language"] == "ejected"
+    assert "module.py" in made.files
+
+
 REFUSED = {
     "a missing file": (["x", "--from", "nowhere.py"], "no such file"),
     "a missing .cu file": (["x", "--from", "nowhere.cu"], "no such file"),
@@ -272,6 +285,20 @@ def test_an_edited_file_survives_force(files: Path) -> None:
     assert new("odd", "--from", "rows.py", "--force") == 1
     assert (files / "odd" / "reference.py").read_text() == "mine\n"
     assert "FILL IN" in (files / "odd" / "reference.py.new").read_text()
+
+
+def test_a_launcher_has_to_return_tensors(files: Path) -> None:
+    with open("scaled.py", "a") as file:
+        file.write("\n\ndef named(x):\n    return {'scaled': scaled(x)}\n")
+        file.write("\n\ndef twice(x):\n    return scaled(x), scaled(x)\n")
+        file.write("\n\nclass Layer(torch.nn.Module):\n    def forward(self, x):\n")
+        file.write("        return scaled(x)\n")
+    with pytest.raises(TargetError, match=r"named in scaled.py returns dict"):
+        new_package("named", "scaled.py:named")
+    with pytest.raises(TargetError, match="twice returns 2 tensors, and the reference 1"):
+        new_package("twice", "scaled.py:twice", "scaled.py:plain")
+    with pytest.raises(TargetError, match="Layer is a class that launches"):
+        new_package("layer", "scaled.py:Layer")
 
 
 def test_names_of_operators() -> None:

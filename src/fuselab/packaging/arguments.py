@@ -84,6 +84,8 @@ def parameters_for(kernel: Sequence[KernelParameter]) -> list[Parameter]:
         if one.name not in sized and _is_real(one):
             value = one.default if isinstance(one.default, float) else MISSING
             found.append(Parameter(one.name, "float", value))
+        elif one.name not in sized and one.name.lower() == "seed":
+            found.append(Parameter(one.name, "int"))
     return found
 
 

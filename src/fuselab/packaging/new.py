@@ -19,6 +19,7 @@ from fuselab.ejection.eject import ejected
 from fuselab.errors import ArgumentError, MissingTargetError, TargetError
 from fuselab.inspect import targets
 from fuselab.inspect.assembly import subjects
+from fuselab.inspect.user_code import raising_target_error
 from fuselab.packaging import arguments, cuda_package, triton_package
 from fuselab.packaging.arguments import KernelParameter, plain_name
 from fuselab.packaging.definition import Definition, of_callable, undefined
@@ -118,8 +119,9 @@ def _of_triton(
         function, args, kwargs = _reference(reference, source.path, module, offered)
         definition = of_callable(function, args, kwargs, name, backward)
     elif source.is_launcher:
-        parameters, outputs = triton_package.launcher_parameters(source)
-        definition = undefined(source.name, parameters, outputs)
+        parameters = triton_package.launcher_parameters(source)
+        outputs = triton_package.returned_by(source)
+        definition = undefined(source.name, parameters, outputs or None)
     else:
         parameters = arguments.parameters_for(kernel)
         written = [one for one in kernel if one.kind in arguments.WRITTEN]
@@ -214,7 +216,9 @@ def _reference(
     if function is None:
         raise TargetError(f"--reference {spec}: {path} has no '{name}'.")
     if isinstance(function, type) and issubclass(function, nn.Module):
-        function = function()
+        given: Sequence[Any] = getattr(held, "get_init_inputs", tuple)()
+        with raising_target_error(f"--reference {spec}: {name}({len(given)} arguments) raised:"):
+            function = function(*given)
     if not callable(function):
         raise TargetError(f"--reference {spec}: {name} is no function.")
     if offered is None:
@@ -230,7 +234,8 @@ def _matched(function: Callable[..., Any], name: str, offered: _Offered) -> list
     also by their place."""
     values: list[Any] = []
     tensors = list(offered.tensors)
-    parameters = inspect.signature(function).parameters
+    called = function.forward if isinstance(function, nn.Module) else function
+    parameters = inspect.signature(called).parameters
     by_name = all(
         one.lower() in offered.named or parameter.default is not parameter.empty
         for one, parameter in parameters.items()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -85,6 +86,11 @@ def found_in(path: Path, module: ModuleType, name: str) -> Source | None:
                 f"{path}: {name} is a torch.autograd.Function; name what it launches ({names}), "
                 "and let --backward write the gradient."
             )
+        if isinstance(chosen, type) and _launches(getattr(chosen, "forward", None), kernels):
+            raise TargetError(
+                f"{path}: {name} is a class that launches; name a function that launches, or the "
+                f"kernel: {', '.join((*functions, *_entries(kernels)))}."
+            )
         if not triton_compile.is_kernel(chosen) and name not in functions:
             return None
     else:
@@ -105,7 +111,9 @@ def _launches(function: Any, kernels: Mapping[str, Any]) -> bool:
     waiting = [function]
     while waiting:
         one = waiting.pop()
-        names = {*one.__code__.co_names, *one.__code__.co_freevars}
+        if not inspect.isfunction(one):
+            continue
+        names = _globals_of(one.__code__)
         if names & kernels.keys():
             return True
         for name in names - seen:
@@ -116,13 +124,22 @@ def _launches(function: Any, kernels: Mapping[str, Any]) -> bool:
     return False
 
 
+def _globals_of(code: CodeType) -> set[str]:
+    """Return the names of the file that a function uses, those of its inner functions too."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= _globals_of(constant)
+    return found
+
+
 def _entries(kernels: Mapping[str, Any]) -> dict[str, Any]:
     """Return the kernels that no other kernel of the file calls."""
     called = {
         name
         for name in kernels
         for other, one in kernels.items()
-        if other != name and name in triton_compile.python_function(one).__code__.co_names
+        if other != name and name in _globals_of(triton_compile.python_function(one).__code__)
     }
     return {name: one for name, one in kernels.items() if name not in called} or dict(kernels)
 
@@ -137,9 +154,9 @@ def _definitions(kernels: Mapping[str, Any]) -> dict[str, ast.FunctionDef]:
 # --- a function that launches ---------------------------------------------------------------------
 
 
-def launcher_parameters(source: Source) -> tuple[list[Parameter], int | None]:
-    """Return the operator's parameters as a launching function has them, and how many tensors it
-    returns, if it runs in Triton's interpreter with the file's inputs."""
+def launcher_parameters(source: Source) -> list[Parameter]:
+    """Return the operator's parameters as a launching function has them: without those that set a
+    kernel's constants."""
     found = parameters_of(source.chosen, source.args, source.kwargs, source.name)
     constants = {
         name.lower()
@@ -148,19 +165,30 @@ def launcher_parameters(source: Source) -> tuple[list[Parameter], int | None]:
         if parameter.is_constexpr
     }
     settings = {"num_warps", "num_stages", *constants}
-    kept = [one for one in found if not (one.default and one.name.lower() in settings)]
+    return [one for one in found if not (one.default and one.name.lower() in settings)]
+
+
+def returned_by(source: Source) -> int | None:
+    """Return how many tensors a launching function returns, 0 if it returns nothing; None if it
+    does not run in Triton's interpreter with the file's inputs. Raises TargetError where it returns
+    something else."""
     if not source.has_inputs:
-        return kept, None
+        return None
     spec = f"{source.path.resolve()}:{source.name}"
     try:
         returned = interpreter.run(spec, *source.args, **source.kwargs)
     except FuselabError:
-        return kept, None
+        return None
+    if returned is None:
+        return 0
     if isinstance(returned, Tensor):
-        return kept, 1
+        return 1
     if isinstance(returned, tuple) and returned and all(isinstance(x, Tensor) for x in returned):
-        return kept, len(returned)
-    return kept, None
+        return len(returned)
+    raise TargetError(
+        f"{source.name} in {source.path} returns {type(returned).__name__}; an operator returns "
+        "one tensor, or a flat tuple of several."
+    )
 
 
 def _parameters(kernel: Any) -> dict[str, Any]:
@@ -170,12 +198,18 @@ def _parameters(kernel: Any) -> dict[str, Any]:
 
 def with_launcher(source: Source, definition: Definition) -> Written:
     """Return the package's part for a file whose function launches its kernels."""
+    returned = returned_by(source)
+    if returned not in (None, 0, definition.outputs):
+        raise TargetError(
+            f"{source.name} returns {returned} tensors, and the reference {definition.outputs}."
+        )
     kernels = sliced(source.path, list(source.kernels))
     beside = dict.fromkeys(kernels.defined, "triton_kernels")
     launch = sliced(source.path, [source.name], beside)
     given: list[str] = []
     blanks: list[str] = []
     lines: list[str] = []
+    guesses: list[str] = []
     names = {one.lower(): one for one in definition.names}
     parameters = inspect.signature(source.chosen).parameters
     required = [one for one in parameters.values() if one.default is MISSING]
@@ -207,7 +241,11 @@ def with_launcher(source: Source, definition: Definition) -> Written:
         lines += [called, f"return {', '.join(allocated)}"]
     else:
         lines.append(f"return {called}")
-    guesses = [f"{one} of {source.name} is {other}, by its place" for one, other in renamed.items()]
+    if source.has_inputs and returned is None:
+        guesses.append(f"{source.name} does not run in Triton's interpreter, so it was not tried")
+    guesses += [
+        f"{one} of {source.name} is {other}, by its place" for one, other in renamed.items()
+    ]
     imports = ["from . import launch"]
     if any("like(reference" in line for line in lines):
         like = "output_like" if len(allocated) == 1 else "outputs_like"
