@@ -95,6 +95,22 @@ def test_a_cuda_file_loses_its_host_code_and_keeps_its_launch(files: Path) -> No
     assert "saxpy(x, y, a=a)" in made.files["reference.py"]
 
 
+def test_numbers_are_fixed_where_the_gradient_is_ejected(files: Path) -> None:
+    made = new_package("saxpy", "saxpy.cu", "saxpy.py:saxpy", backward=True)
+    assert made.facts["blanks"] == []
+    assert "a is fixed at 2.0" in made.facts["guesses"]
+    assert made.facts["parameters"] == ["x: Tensor", "y: Tensor"]
+    assert "f32(2.0)" in made.files["op.py"]
+    assert 'backward = _EJECTED.implementations["cuda"].backward' in made.files["op.py"]
+
+
+def test_a_tensor_that_may_be_none(files: Path) -> None:
+    with open("scaled.py", "a") as file:
+        file.write("\n\ndef shifted(x, shift=None):\n    return scaled(x)\n")
+    made = new_package("shifted", "scaled.py:shifted")
+    assert made.facts["parameters"] == ["x: Tensor", "shift: Tensor | None = None"]
+
+
 LIBRARY = """
 #include <cfloat>
 #include <ATen/ATen.h>

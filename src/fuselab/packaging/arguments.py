@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fuselab.packaging.definition import MISSING, Definition, Parameter
+from fuselab.packaging.definition import MISSING, Definition, Parameter, literal
 from fuselab.packaging.sizes import Known, size_texts
 
 INPUT, OUTPUT, ADDED, UPDATED, NUMBER, CONSTANT = (
@@ -183,7 +183,11 @@ def _numbers(kernel: Sequence[KernelParameter], definition: Definition, launch: 
     known = [Known(alias, by_name[name].dims) for alias, name in aliases.items()]
     sized = size_texts([one.name for one in numbers if one.kind == NUMBER], known)
     sized |= _by_text(numbers, known)
+    fixed = {name.lower(): value for name, value in definition.fixed.items()}
     for one in numbers:
+        if one.name.lower() in fixed:
+            launch.given[one.name] = literal(fixed[one.name.lower()])
+            continue
         argument = arguments.get(one.name.lower())
         if argument is not None:
             # torch.compile passes floats as 0-d tensors, which a kernel takes for pointers.

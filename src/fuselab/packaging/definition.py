@@ -52,7 +52,8 @@ class Definition:
     ``text`` is that of ``reference.py``, whose ``reference`` takes ``parameters`` and returns
     ``outputs`` tensors. ``package`` is what eject makes of it, from which the shapes that go
     together are known, and its backward; None where eject refuses it. ``blanks`` are what only the
-    user can know.
+    user can know. ``fixed`` are arguments of the function that the operator does not have, with
+    their values.
     """
 
     parameters: tuple[Parameter, ...]
@@ -62,6 +63,7 @@ class Definition:
     files: Mapping[str, str] = field(default_factory=dict)
     blanks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,7 +101,7 @@ def of_callable(
         raise EjectError(f"{name} {what}, which a kernel of your own cannot be compared with.")
     if backward and not package.backward:
         raise EjectError(f"{name} has no gradient that --backward could write.")
-    fixed = [f"{key} is fixed at {value!r}" for key, value in captured.fixed.items()]
+    fixed = _fixed(function, args, kwargs)
     values = {
         one.name: _like(one.tensor, captured.ranges.get(one.name, (0, 1)))
         for one in captured.arguments
@@ -109,8 +111,20 @@ def of_callable(
         outputs=len(package.output_names),
         text=reference_text(package.formulas, package.output_names),
         package=package,
-        notes=tuple(fixed),
+        notes=tuple(f"{key} is fixed at {value!r}" for key, value in fixed.items()),
+        fixed=fixed,
     )
+
+
+def _fixed(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of an example, and the defaults, that are no tensors."""
+    called = function.forward if isinstance(function, nn.Module) else function
+    bound = inspect.signature(called).bind(*args, **kwargs)
+    bound.apply_defaults()
+    plain = (bool, int, float, str)
+    return {key: value for key, value in bound.arguments.items() if isinstance(value, plain)}
 
 
 def _like(tensor: Tensor, limits: tuple[int, int]) -> Tensor:
@@ -210,6 +224,8 @@ def _annotation(parameter: inspect.Parameter, value: Any, label: str) -> str:
         if text in ANNOTATIONS:
             return text
     kind = annotation_of(value)
+    if kind == "Tensor" and parameter.default is None:
+        return "Tensor | None"
     if kind is None:
         said = "has no annotation and no example" if value is MISSING else f"is {value!r}"
         raise TargetError(

@@ -211,6 +211,7 @@ def with_launcher(source: Source, definition: Definition) -> Written:
     lines: list[str] = []
     guesses: list[str] = []
     names = {one.lower(): one for one in definition.names}
+    names |= {one.lower(): literal(value) for one, value in definition.fixed.items()}
     parameters = inspect.signature(source.chosen).parameters
     required = [one for one in parameters.values() if one.default is MISSING]
     extra = [one.name for one in required if one.name.lower() not in names]
