@@ -164,6 +164,20 @@ def test_a_call_between_two_parts_of_a_chain_cuts_it() -> None:
     assert steps(around_a_product) == [["exp", "add"], "matmul", ["add", "tanh", "mul"]]
 
 
+def normed_pool(x, weight, bias):
+    normed = F.batch_norm(x, None, None, weight, bias, True)
+    return F.group_norm(F.max_pool2d(torch.tanh(normed), 2), 2)
+
+
+def test_a_chain_that_fits_no_kernel_is_cut_where_it_stops_to_fit() -> None:
+    """The channels of the weight are groups in the group norm, and windows stand between."""
+    args = torch.ones(2, 4, 4, 4), torch.ones(4), torch.ones(4)
+    made = cut(normed_pool, args, {}, "normed_pool")
+    calls = [[call_name(node) for node in region.calls] for region in made.regions]
+    assert calls == [["batch_norm", "tanh", "max_pool2d"], ["group_norm"]]
+    assert not made.calls
+
+
 def test_one_call_alone_is_no_chain() -> None:
     with pytest.raises(EjectError, match=r"aten.mm.default has no generated kernel \(.*x @ weight"):
         ejected(only_a_product, (X, WEIGHT), {}, "f")

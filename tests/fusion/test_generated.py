@@ -107,6 +107,15 @@ def test_one_call_that_eager_computes_in_several_passes_is_a_chain(
     assert _chains(function, torch.randn(64, 96), torch.rand(64, 96)) == [name]
 
 
+def test_a_chain_that_fits_no_kernel_is_cut_where_it_stops_to_fit() -> None:
+    layers = nn.Sequential(nn.BatchNorm2d(4), nn.Tanh(), nn.MaxPool2d(2), nn.GroupNorm(2, 4))
+    traced = trace_forward("", layers, Call((torch.randn(8, 4, 32, 32),), {}))
+    values = values_of(traced.graph, traced.module, traced.tensors)
+    written = generate_module.Generator(lambda text: None).written(ChainFinder(traced, values, ()))
+    chains = [one.chain.chain for one in written]
+    assert chains == ["batch_norm → tanh → max_pool2d", "group_norm"]
+
+
 def test_a_chain_behind_a_linear_layer_becomes_one_kernel_and_equal_chains_the_same(
     faster: None,
 ) -> None:

@@ -89,6 +89,17 @@ def without_kept_inputs(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     return found
 
 
+def drop_assertions(graph: fx.Graph) -> None:
+    """Remove what Dynamo asserts of sizes that depend on values, and nothing else reads."""
+    for node in reversed(graph.nodes):
+        held = node.meta.get("example_value")
+        is_condition = isinstance(held, (bool, torch.SymBool)) and not node.users
+        if node.target is torch.ops.aten._assert_scalar.default or (
+            is_condition and node.op == "call_function"
+        ):
+            graph.erase_node(node)
+
+
 def call_text(node: fx.Node, names: Mapping[Any, str]) -> str:
     """Return a call as Python text; ``names`` has the texts of its operands, and for
     ``torch.device`` that of the device of all tensors, which is not the example's."""

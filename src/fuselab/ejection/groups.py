@@ -38,14 +38,16 @@ def groups_worth_a_kernel(
     before: Mapping[fx.Node, set[fx.Node]],
     refused: Container[fx.Node],
     name_of: Callable[[fx.Node], str],
+    apart: Container[fx.Node] = (),
 ) -> list[list[fx.Node]]:
     """Return the largest groups of calls that are not ``refused``, each in the order of the calls.
+    Those in ``apart`` begin a group: they do not join what they read.
 
     ``calls`` are in an order in which they can run, ``before`` has those that each call needs, and
     ``name_of`` returns a call's plain name, such as ``relu``. Arrangements at the edges of a group,
     which cost nothing outside, are left out, and so are groups that would gain nothing.
     """
-    groups = [_trimmed(group, calls, name_of) for group in _largest(calls, before, refused)]
+    groups = [_trimmed(group, calls, name_of) for group in _largest(calls, before, refused, apart)]
     return [group for group in groups if is_worth_a_kernel(group, name_of)]
 
 
@@ -55,10 +57,27 @@ def is_worth_a_kernel(group: Sequence[fx.Node], name_of: Callable[[fx.Node], str
     return len(computing) > 1 or any(name in SEVERAL_PASSES for name in computing)
 
 
+def first_that_does_not_join(
+    group: Sequence[fx.Node], is_possible: Callable[[Sequence[fx.Node]], bool]
+) -> fx.Node | None:
+    """Return the first call of a group that is not ``is_possible`` as one kernel with those before
+    it; None where the first call alone is not. What holds for some calls is taken to hold for
+    fewer."""
+    least, most = 0, len(group)  # the first `least` calls are possible, the first `most` are not
+    while most - least > 1:
+        middle = (least + most) // 2
+        if is_possible(group[:middle]):
+            least = middle
+        else:
+            most = middle
+    return group[least] if least else None
+
+
 def _largest(
     calls: Sequence[fx.Node],
     before: Mapping[fx.Node, set[fx.Node]],
     refused: Container[fx.Node],
+    apart: Container[fx.Node],
 ) -> list[list[fx.Node]]:
     place_of = {node: place for place, node in enumerate(calls)}
     group_of: dict[fx.Node, int] = {}
@@ -68,6 +87,8 @@ def _largest(
             continue
         group_of[node] = place
         members[place] = [node]
+        if node in apart:
+            continue
         for source in sorted(before[node], key=place_of.__getitem__):
             other = group_of.get(source)
             if other is None or other == group_of[node]:

@@ -29,13 +29,18 @@ from fuselab.ejection.calls import (
     INFIX,
     call_name,
     call_text,
+    drop_assertions,
     is_number,
     without_kept_inputs,
 )
 from fuselab.ejection.capture import Captured, argument_name, source_line, trace
 from fuselab.ejection.dropout import dropouts_in, drops
 from fuselab.ejection.from_text import function_of
-from fuselab.ejection.groups import ARRANGING, groups_worth_a_kernel
+from fuselab.ejection.groups import (
+    ARRANGING,
+    first_that_does_not_join,
+    groups_worth_a_kernel,
+)
 from fuselab.ejection.kernels import DoesNotFitError
 from fuselab.ejection.package import Package, planned_package
 from fuselab.ejection.plan import Namer, Sizes, printed
@@ -192,13 +197,14 @@ class _Cutter:
         self.traced = traced
         self.inference = inference
         self.graph = traced.traced.graph
-        _drop_assertions(self.graph)
+        drop_assertions(self.graph)
         self.numbers = {node: place for place, node in enumerate(dropouts_in(self.graph))}
         self.newer = without_kept_inputs(self.graph)
         self.newer |= _without_in_place(self.graph)
         self.sizes = Sizes(traced)
         self.names = _names(self.graph)
         self.reasons: dict[fx.Node, str] = {}
+        self.apart: set[fx.Node] = set()  # calls that fit no kernel with what they read
         self.judged: dict[Any, str | None] = {}
         self.planned: dict[Any, Region] = {}
 
@@ -316,12 +322,13 @@ class _Cutter:
 
     def groups(self) -> list[list[fx.Node]]:
         """Return the groups of fusible calls that are worth a kernel."""
-        return groups_worth_a_kernel(self.calls, self.before, self.reasons, call_name)
+        return groups_worth_a_kernel(self.calls, self.before, self.reasons, call_name, self.apart)
 
     # --- regions
 
     def region(self, group: Sequence[fx.Node], namer: Namer) -> Region | None:
-        """Return the group as a region; None, and the reason noted, if it has to be smaller."""
+        """Return the group as a region; None if it has to be smaller, after noting the reason, or
+        where it falls into two."""
         last = re.sub(r"\W", "_", self.names[group[-1]])
         name = namer.name(f"{self.traced.name}_{last}")
         key = tuple(group), name
@@ -333,6 +340,12 @@ class _Cutter:
                 self.planned[key] = made.planned(self.inference)
             except (EjectError, DoesNotFitError, AssertionError) as error:
                 arranging = [node for node in group if call_name(node) in ARRANGING]
+                first = None
+                if not arranging:
+                    first = first_that_does_not_join(group, lambda some: not self._refused(some))
+                if first is not None and first not in self.apart:
+                    self.apart.add(first)
+                    return None
                 for node in arranging or group:
                     self.reasons[node] = _sentence(error)
                 return None
@@ -500,17 +513,6 @@ def _aliases_of_written(calls: Sequence[fx.Node]) -> set[fx.Node]:
         if _writes(node) is not None
         or any(_storage(one) in storages for one in (node, *node.all_input_nodes))
     }
-
-
-def _drop_assertions(graph: fx.Graph) -> None:
-    """Remove what Dynamo asserts of sizes that depend on values, and nothing else reads."""
-    for node in reversed(graph.nodes):
-        held = _value(node)
-        is_condition = isinstance(held, (bool, torch.SymBool)) and not node.users
-        if node.target is torch.ops.aten._assert_scalar.default or (
-            is_condition and node.op == "call_function"
-        ):
-            graph.erase_node(node)
 
 
 def _without_in_place(graph: fx.Graph) -> dict[fx.Node, fx.Node]:

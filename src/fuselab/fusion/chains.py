@@ -109,15 +109,21 @@ class ChainFinder:
                 kept.add(node)
         return [node for node in chain.nodes if node in kept]
 
-    def without(self, chain: Chain, refused: Collection[fx.Node]) -> list[Chain]:
-        """Return the chains that remain of ``chain`` without some of its nodes."""
+    def without(
+        self,
+        chain: Chain,
+        refused: Collection[fx.Node],
+        apart: Collection[fx.Node] = (),
+    ) -> list[Chain]:
+        """Return the chains that remain of ``chain`` without some of its nodes. Those in ``apart``
+        do not join what they read."""
         outside = {node for node in self.calls if node not in chain.nodes}
-        return self._among(outside.union(refused))
+        return self._among(outside.union(refused), apart)
 
-    def _among(self, refused: set[fx.Node]) -> list[Chain]:
+    def _among(self, refused: set[fx.Node], alone: Collection[fx.Node] = ()) -> list[Chain]:
         refused = refused | self.refused
         while True:
-            groups = groups_worth_a_kernel(self.calls, self.before, refused, self.name_of)
+            groups = groups_worth_a_kernel(self.calls, self.before, refused, self.name_of, alone)
             apart = {node for group in groups for node in self._apart(group)}
             if not apart:
                 return [self.chain_of(group) for group in groups]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from fuselab.ejection.generated import Generated, generated, planned
-from fuselab.ejection.groups import ARRANGING
+from fuselab.ejection.groups import ARRANGING, first_that_does_not_join
 from fuselab.errors import FuselabError
 from fuselab.fusion.chains import Chain, ChainFinder
 from fuselab.fusion.emit import ChainRegion
@@ -161,11 +161,17 @@ class Generator:
     def _parts(self, finder: ChainFinder, chain: Chain) -> list[Chain]:
         """Return smaller chains to try in place of one that eject cannot write."""
         refused = [node for node in chain.nodes if not self._is_possible(finder, node)]
-        if not refused and len(chain.outputs) > 1:
-            return finder.parts(chain)
+        if not refused and len(chain.outputs) > 1 and (parts := finder.parts(chain)):
+            return parts
         if not refused:
             refused = [node for node in chain.nodes if finder.name_of(node) in ARRANGING]
-        return finder.without(chain, refused) if refused else []
+        if refused:
+            return finder.without(chain, refused)
+        first = first_that_does_not_join(
+            chain.nodes, lambda nodes: self._is_planned(finder.chain_of(nodes), finder)
+        )
+        parts = [] if first is None else finder.without(chain, (), [first])
+        return [] if any(one.nodes == chain.nodes for one in parts) else parts
 
     def _is_possible(self, finder: ChainFinder, node: fx.Node) -> bool:
         """Return whether eject can write one call alone; of a view, the negated result. One of
@@ -178,11 +184,15 @@ class Generator:
             head, _, result = text.rpartition("return ")
             first = "[0]" if finder.is_tuple(node) else ""
             text = f"{head}return torch.neg({result.strip()}{first})\n"
-        arguments = arguments_of(finder, alone)
-        key = text, *map(_likeness, arguments)
+        return self._is_planned(replace(alone, text=text), finder)
+
+    def _is_planned(self, chain: Chain, finder: ChainFinder) -> bool:
+        """Return whether eject can write a chain, by planning its kernels."""
+        arguments = arguments_of(finder, chain)
+        key = chain.text, *map(_likeness, arguments)
         if key not in self._possible:
             try:
-                planned(text, arguments, "alone", alone.frozen)
+                planned(chain.text, arguments, "alone", chain.frozen)
             except Exception:  # as above
                 self._possible[key] = False
             else:
