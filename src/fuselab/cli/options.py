@@ -133,7 +133,7 @@ def call_of(context: click.Context, without: Collection[str] = ()) -> list[str]:
     call = context.command_path.split()[1:]
     for parameter in context.command.params:
         value = context.params[parameter.name or ""]
-        option = parameter.opts[:1] if isinstance(parameter, click.Option) else []
+        option = parameter.opts[:1] if parameter.param_type_name == "option" else []
         if parameter.name in without:
             continue
         if value is True:
