@@ -58,3 +58,26 @@ def test_paths_of_replacements_are_shortened() -> None:
     long = type(row)(**{**vars(row), "line": "/somewhere/models/dlrm.py:21"})
     (lead,) = leads_of([finding("chain", "dlrm.py:21")], (long,), ())
     assert lead.done == "Replaced by bias_activation: 1.31× as fast there."
+
+
+def test_a_chain_of_the_same_function_is_what_was_tried_for_a_finding(tmp_path) -> None:
+    file = tmp_path / "m.py"
+    file.write_text(
+        "def one(x):\n"
+        "    blown = x * x\n"
+        "    return linear(blown)\n"
+        "def two(x):\n"
+        "    return linear(x * x)\n"
+    )
+    (row,) = REPLACED[1:2]
+    row = type(row)(**{**vars(row), "line": f"{file}:3", "chain": "mul, flatten, linear"})
+    at = {"file": str(file), "operators": ("aten::mul",)}
+    (same,) = leads_of(
+        [finding("blown-up operand", "m.py:2") | at | {"line_number": 2}], (row,), ()
+    )
+    assert same.state == "tried" and same.done.startswith(row.operator)
+    (other,) = leads_of([finding("chain", "m.py:5") | at | {"line_number": 5}], (row,), ())
+    assert other.state == "open"  # another function
+    at["operators"] = ("aten::eq",)
+    (foreign,) = leads_of([finding("chain", "m.py:2") | at | {"line_number": 2}], (row,), ())
+    assert foreign.state == "open"  # other operations

@@ -126,14 +126,43 @@ def test_page_screen_and_json_agree_to_the_digit(page: Page, facts: dict[str, An
             assert numbers.ratio(way["speedup"]) in text
         assert numbers.share(way["limit_share"]) in screen
     for lead in facts["leads"]:
-        for text in (page.text, screen):
+        # the screen leaves out what is worth less than 1 % of a call, and the page folds it away
+        for text in (page.text, screen) if lead["share"] >= 0.01 else (page.text,):
             assert numbers.duration(lead["saved_us"]) in text
             assert numbers.share(lead["share"]) in text
+    small = [lead for lead in facts["leads"] if lead["share"] < 0.01]
+    assert len(small) == 1 and "and 1 of less than 1 % of a call" in screen
     for row in facts["replaced"]:
         assert numbers.duration(row["before_us"]) in page.text
     for record in facts["benches"][0]["records"]:
         assert numbers.duration(record["us"]) in page.text
         assert numbers.rate(record["gbps"]) in page.text
+
+
+def test_the_memory_of_a_call_is_drawn_by_line(facts: dict[str, Any]) -> None:
+    memory = {
+        "timeline": [(0.0, 0), (10.0, 400), (20.0, 300)],
+        "peak_bytes": 400,
+        "layers": [
+            {"name": f"m.py:3 {HOSTILE}", "held_bytes": [0, 300, 300]},
+            {"name": "other", "held_bytes": [0, 100, 0]},
+        ],
+    }
+    text = study_page({**facts, "profile": {**facts["profile"], "memory": memory}})
+    assert text.count("<polygon") == 2 and 'class="layer-rest"' in text
+    assert "Memory over one call" in text and "400 B" in text.replace("\u00a0", " ")
+    assert text.count("<script") == 1 and html.escape(HOSTILE) in text
+    assert "<polygon" not in study_page(facts)
+
+
+def test_a_kernel_that_is_slower_alone_is_not_shown_as_a_gain(facts: dict[str, Any]) -> None:
+    (bench, *rest) = facts["benches"]
+    ours = next(record for record in bench["records"] if record["ours"])
+    slower = {**ours, "provider": "mine", "speedup": 0.53, "outcome": "SLOWER"}
+    untimed = {**ours, "provider": "cuda", "us": None, "reason": "no GPU is here"}
+    text = study_page({**facts, "benches": [{**bench, "records": [slower, untimed]}, *rest]})
+    assert '<tr class="slower"><td>mine</td>' in text
+    assert "<td>cuda</td>" not in text and "Not timed here: cuda (no GPU is here)" in text
 
 
 def test_four_digits_are_all_that_the_json_holds(facts: dict[str, Any]) -> None:

@@ -1,17 +1,18 @@
-"""Plots as inline SVG that follows the page's colours: the roofline of a study.
+"""Plots as inline SVG that follows the page's colours: a study's roofline and memory.
 
 Shapes have CSS classes and no colours; the style sheet colours them, in light and in dark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
+from typing import Any
 
 from markupsafe import Markup, escape
 
-from fuselab.report.numbers import digits
+from fuselab.report.numbers import byte_count, digits, duration
 
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 20, 18, 48
@@ -58,6 +59,74 @@ def roofline(points: Sequence[Point], gbps: float, peak_gflops: float) -> Markup
     return Markup(
         '<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="Roofline">{}</svg>'
     ).format(WIDTH, HEIGHT, Markup().join(parts))
+
+
+MEMORY_HEIGHT = 250
+
+
+def memory_chart(memory: Mapping[str, Any] | None) -> Markup:
+    """Draw the memory of a call over time, a layer per source line that holds it.
+
+    ``memory`` is the part of that name of a profile's JSON; without it, or with a single moment,
+    the result is empty.
+    """
+    if memory is None or len(memory["timeline"]) < 2 or not memory["layers"]:
+        return Markup()
+    moments = [moment for moment, _ in memory["timeline"]]
+    end, peak = moments[-1] or 1.0, max(memory["peak_bytes"], 1)
+    bottom = MEMORY_HEIGHT - BOTTOM
+
+    def place(moment: float, size: float) -> str:
+        x = LEFT + moment / end * (WIDTH - LEFT - RIGHT)
+        return f"{x:.1f},{bottom - size / (1.1 * peak) * (bottom - TOP):.1f}"
+
+    parts, legend = [], []
+    below = [0.0] * len(moments)
+    for number, layer in enumerate(memory["layers"]):
+        kind = "layer-rest" if layer["name"] == "other" else f"layer-{number + 1}"
+        above = [low + size for low, size in zip(below, layer["held_bytes"], strict=True)]
+        edge = [place(m, size) for m, size in _steps(moments, above)]
+        back = [place(m, size) for m, size in reversed(_steps(moments, below))]
+        outline = " ".join([*edge, *back])
+        parts.append(
+            Markup(
+                '<polygon points="{}" class="{}"><title>{}: at most {}</title></polygon>'
+            ).format(outline, kind, layer["name"], byte_count(max(layer["held_bytes"])))
+        )
+        legend.append(Markup('<li><i class="{}"></i>{}</li>').format(kind, layer["name"]))
+        below = above
+    labels = Markup(
+        '<text x="{}" y="{}" text-anchor="end">{}</text>'
+        '<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/>'
+        '<text x="{}" y="{}">0</text><text x="{}" y="{}" text-anchor="end">{}</text>'
+    ).format(
+        LEFT - 8,
+        float(place(0, peak).split(",")[1]) + 4,
+        byte_count(peak),
+        LEFT,
+        WIDTH - RIGHT,
+        place(0, peak).split(",")[1],
+        place(0, peak).split(",")[1],
+        LEFT,
+        bottom + 18,
+        WIDTH - RIGHT,
+        bottom + 18,
+        duration(end),
+    )
+    return Markup(
+        '<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="Memory over one call">{}{}'
+        '</svg><ul class="legend">{}</ul>'
+    ).format(WIDTH, MEMORY_HEIGHT, Markup().join(parts), labels, Markup().join(legend))
+
+
+def _steps(moments: Sequence[float], sizes: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the corners of a curve that keeps its height until the next moment."""
+    corners = []
+    for number, (moment, size) in enumerate(zip(moments, sizes, strict=True)):
+        if number:
+            corners.append((moment, sizes[number - 1]))
+        corners.append((moment, size))
+    return corners
 
 
 class _Frame:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fuselab.errors import MissingDependencyError
 from fuselab.report import numbers
-from fuselab.report.charts import Point, roofline
+from fuselab.report.charts import Point, memory_chart, roofline
 
 try:
     import jinja2
@@ -45,7 +45,11 @@ _PAGES.filters["unbroken"] = _unbroken
 
 def study_page(facts: Mapping[str, Any]) -> str:
     """Return the page of a study's JSON, as HTML text."""
-    return _PAGES.get_template("study.html.jinja").render(study=facts, roofline=_roofline(facts))
+    return _PAGES.get_template("study.html.jinja").render(
+        study=facts,
+        roofline=_roofline(facts),
+        memory=memory_chart(facts["profile"].get("memory")),
+    )
 
 
 def _roofline(facts: Mapping[str, Any]) -> str:

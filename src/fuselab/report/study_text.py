@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fuselab.report.numbers import duration, ratio, share
-from fuselab.report.screen import bar, cut, folded, table
+from fuselab.report.screen import bar, cut_place, folded, table
 
 Facts = Mapping[str, Any]
+
+WORTH_SHOWING = 0.01  # the least share of a call for a finding to be on the screen
+PLACE_WIDTH = 24
 
 _STATES = {
     "replaced": "replaced",
@@ -55,24 +58,29 @@ def _ways(facts: Facts) -> list[str]:
             ]
         )
     heading = [facts["subject"]["phase"], "time", "speed-up", "verdict", "of limit", ""]
-    what = " speed-up: median of eager's time over a way's, round by round"
+    what = " speed-up: eager's time over a way's; the verdict compares them round by round"
     return [*table(heading, rows, right=(1, 2, 4)), what, *notes]
 
 
 def _leads(facts: Facts) -> Iterator[str]:
-    if not facts["leads"]:
-        return
+    worth = [lead for lead in facts["leads"] if lead["share"] >= WORTH_SHOWING]
     rows = [
         [
-            cut(f"{lead['title']}" + (f", {lead['line']}" if lead["line"] else ""), 46),
+            cut_place(lead["line"] or "", PLACE_WIDTH),
+            lead["title"],
             duration(lead["saved_us"]),
             share(lead["share"]),
             _STATES[lead["state"]],
         ]
-        for lead in facts["leads"][:6]
+        for lead in worth[:6]
     ]
-    yield from table(["finding", "worth", "of a call", "what was done"], rows, right=(1, 2))
-    yield ""
+    heads = ["line", "finding", "worth", "of a call", "what was done"]
+    yield from table(heads, rows, right=(2, 3), whole=(0, 4))
+    small = len(facts["leads"]) - len(worth)
+    if small:
+        yield f" and {small} of less than 1 % of a call, on the page"
+    if facts["leads"]:
+        yield ""
 
 
 def _proof(facts: Facts) -> Iterator[str]:

@@ -77,7 +77,7 @@ def _slow(study: Study) -> str:
     lines, leads = study.profile["lines"], study.leads
     if leads and leads[0].share >= _WORTH_NAMING:
         where = f" ({leads[0].line})" if leads[0].line else ""
-        text += f" What costs most: {leads[0].title}{where}."
+        text += f" Where most can be gained: {leads[0].title}{where}."
     elif lines:
         top = max(lines, key=lambda row: row["share"])
         text += f" The costliest line is {top['name']}, with {share(top['share'])} of the time."
@@ -89,21 +89,25 @@ def _changed(study: Study) -> str:
     if kept:
         one = len(kept) == 1
         chains = (
-            "One chain is now one kernel" if one else f"{len(kept)} chains are now one kernel each"
+            "One group of operations now runs as one kernel"
+            if one
+            else f"{len(kept)} groups of operations now run as one kernel each"
         )
         return (
             f"{chains}: {_named(kept)}. {_whole_call(study.way('fused'))} "
-            "Same parameters, same state_dict; outputs and gradients proved first."
+            "Parameters and checkpoints stay as they are; outputs and gradients were proved first."
         )
     if study.replaced:
         tried = (
-            "One chain was" if len(study.replaced) == 1 else f"{len(study.replaced)} chains were"
+            "One group of operations was"
+            if len(study.replaced) == 1
+            else f"{len(study.replaced)} groups of operations were"
         )
         return (
             f"Nothing. {tried} tried with a fused kernel, and the measurement kept none: "
             "a replacement stays only where it is faster."
         )
-    return "Nothing. No chain in it is one that an operator or a new kernel computes."
+    return "Nothing. No group of operations in it is one that a fused kernel computes."
 
 
 def _whole_call(fused: Way) -> str:
@@ -148,12 +152,21 @@ def _limit(study: Study) -> str:
     )
 
 
+def _compile_time(study: Study) -> str:
+    """Return the one sentence that says how long compiling takes."""
+    cold, warm = study.compiler.cold_s, study.compiler.warm_s
+    if cold is None:
+        return ""
+    again = "" if warm is None else f", {duration(1e6 * warm)} from its cache later"
+    return f" Compiling it takes {duration(1e6 * cold)} at first{again}."
+
+
 def _compile(study: Study) -> str:
     eager, compiled, best = study.way("eager"), study.way("compiled"), fastest(study)
     if compiled.us is None:
         return f"No: it does not run this target ({compiled.reason})."
     alone = f"torch.compile alone takes {duration(compiled.us)}, {ratio(compiled.speedup)} as fast"
-    cost = f" Its first call took {duration(1e6 * (compiled.prepare_s or 0.0))}."
+    cost = _compile_time(study)
     if compiled.outcome == Outcome.UNCLEAR:
         return f"Not clear: {alone}, but the timings scatter too much to call it a gain.{cost}"
     if compiled.outcome != Outcome.FASTER:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,7 @@ def _outcome(
     finding: Mapping[str, Any], replaced: Sequence[Replaced], kernels: Sequence[Kernel]
 ) -> tuple[str, str]:
     line = finding["line"]
-    tried = [row for row in replaced if line is not None and short_line(row.line) == line]
+    tried = _tried_for(finding, replaced)
     kept = next((row for row in tried if row.decision == "kept"), None)
     if kept is not None:
         return "replaced", f"Replaced by {kept.operator}: {ratio(kept.speedup)} as fast there."
@@ -45,7 +48,57 @@ def _outcome(
         return "tried", _tried(tried[0])
     return (
         "open",
-        "Left as it is: no operator computes this, nor does a fused kernel.",
+        "Left as it is: nothing that was tried computes it.",
+    )
+
+
+def _tried_for(finding: Mapping[str, Any], replaced: Sequence[Replaced]) -> list[Replaced]:
+    """Return the replacements that were tried for what a finding is about.
+
+    Those on its very line come first. A chain has one line in the table but may span several: one
+    whose operations include an operator of the finding counts where both lie in one function.
+    """
+    line = finding["line"]
+    if line is None:
+        return []
+    exact = [row for row in replaced if short_line(row.line) == line]
+    named = {name.removeprefix("aten::").rstrip("_") for name in finding.get("operators") or ()}
+    around = [
+        row
+        for row in replaced
+        if row not in exact
+        and named.intersection(re.findall(r"\w+", row.chain))
+        and _in_one_function(finding, short_line(row.line))
+    ]
+    return [*exact, *around]
+
+
+def _in_one_function(finding: Mapping[str, Any], place: str) -> bool:
+    file, number = finding.get("file"), finding.get("line_number")
+    name, _, other = place.rpartition(":")
+    if not file or number is None or Path(file).name != name or not other.isdecimal():
+        return False
+    mine = _function_around(file, number)
+    return mine is not None and mine == _function_around(file, int(other))
+
+
+def _function_around(file: str, line: int) -> tuple[int, int] | None:
+    """Return the first and last line of the innermost function around a line."""
+    around = [(first, last) for first, last in _functions(file) if first <= line <= last]
+    return min(around, key=lambda span: span[1] - span[0], default=None)
+
+
+@functools.cache
+def _functions(file: str) -> tuple[tuple[int, int], ...]:
+    try:
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return ()
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    return tuple(
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, kinds)
     )
 
 

@@ -206,7 +206,7 @@ def _profile_facts(profiled: Mapping[str, Any]) -> dict[str, Any]:
     time = "device_us" if on_gpu else "cpu_us"
     self_time = "self_device_us" if on_gpu else "self_cpu_us"
     return {
-        **{key: profiled[key] for key in ("name", "device", "steps", "step_us", "split")},
+        **{key: profiled[key] for key in ("name", "device", "steps", "step_us", "split", "memory")},
         "lines": [
             {key: row[key] for key in ("name", "text", "calls", "share")} | {"us": row[time]}
             for row in profiled["lines"]

@@ -313,7 +313,7 @@ def repeated_small_operators(search: Search) -> Iterator[Finding]:
         total = sum(span.duration_us for span in spans) / search.steps
         yield search.finding(
             "repeated small operator",
-            f"{calls:.0f} small calls of {name} on this line",
+            f"{calls:.0f} small calls of {name.removeprefix('aten::')} on this line",
             "batch them into one call: stack the operands (one table with offsets, one batched "
             "matmul, one cat) so that the loop disappears.",
             line,

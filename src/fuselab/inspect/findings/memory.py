@@ -90,7 +90,7 @@ def blown_up_operands(search: Search) -> Iterator[Finding]:
         size = max(made_bytes(span) for span in spans)
         yield search.finding(
             "blown-up operand",
-            f"{spans[0].name} writes {size / 1e6:.1f} MB from "
+            f"{spans[0].name.removeprefix('aten::')} writes {size / 1e6:.1f} MB from "
             f"{given_bytes(spans[0]) / 1e6:.2f} MB, "
             "only for a matrix product to read them",
             "make the operand inside the product's kernel, or rewrite the product so that it "
