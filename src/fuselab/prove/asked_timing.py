@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+PlainChange = tuple[int, tuple[int, ...], tuple[float, float]]  # as a message holds a change
+
 
 @dataclass
 class Kept:
@@ -26,22 +28,23 @@ class Kept:
 
 @dataclass(frozen=True)
 class Change:
-    """Two numbers that calls take turns to write into element ``index`` of the argument at
-    ``place``; -1 as the place changes nothing."""
+    """Two numbers that calls write by turns into the argument at ``place``: into its element at
+    ``indices``, or where these are two, into both, the second getting the other number. -1 as the
+    place changes nothing."""
 
     place: int = -1
-    index: int = 0
+    indices: tuple[int, ...] = ()
     numbers: tuple[float, float] = (0.0, 0.0)
 
     def write(self, args: Sequence[Any], turn: int) -> None:
-        """Write the number of this turn."""
-        if self.place >= 0:
-            args[self.place].view(-1)[self.index] = self.numbers[turn % 2]
+        """Write the numbers of this turn."""
+        for step, index in enumerate(self.indices):
+            args[self.place].view(-1)[index] = self.numbers[(turn + step + 1) % 2]
 
     @property
-    def plain(self) -> tuple[int, int, tuple[float, float]]:
+    def plain(self) -> PlainChange:
         """The change as a message holds it."""
-        return self.place, self.index, self.numbers
+        return self.place, self.indices, self.numbers
 
 
 _kept = Kept()
@@ -61,7 +64,7 @@ def _call() -> None:
     _kept.output, _ = pytree.tree_flatten(returned)
 
 
-def calls(held: Any, count: int, change: tuple[int, int, tuple[float, float]]) -> None:
+def calls(held: Any, count: int, change: PlainChange) -> None:
     """Call ``count`` times, with another number in the arguments each time."""
     numbers = Change(*change)
     for turn in range(count):
@@ -69,7 +72,7 @@ def calls(held: Any, count: int, change: tuple[int, int, tuple[float, float]]) -
         _call()
 
 
-def no_calls(held: Any, count: int, change: tuple[int, int, tuple[float, float]]) -> None:
+def no_calls(held: Any, count: int, change: PlainChange) -> None:
     """Do what ``calls`` does without calling."""
     numbers = Change(*change)
     for turn in range(count):

@@ -26,7 +26,7 @@ from fuselab.prove.bar_of_end import bar_of_end
 from fuselab.prove.bench_work import SLACK
 from fuselab.prove.facts import Facts
 from fuselab.prove.held import CandidateError, RemoteError, results, said
-from fuselab.prove.outside_clock import Clock, drawn_change, own_copies
+from fuselab.prove.outside_clock import Clock, drawn_change, own_copies, runs_at
 from fuselab.prove.processes import CALL_LIMIT_S, Process
 
 TOLERANCE = 0.05  # by how much a claim may lie below the slope's interval
@@ -160,16 +160,16 @@ def _measured(facts: Facts, reference: Process, candidate: Process, claim: Outsi
         )
         if made is None:
             return replace(claim, problem="is refused with other values of the case")
-        return _slope(reference, Clock(candidate), own_copies(made), claim, chance)
+        clock = Clock(candidate, reference)
+        return _slope(clock, own_copies(made), claim, chance)
     except (RemoteError, CandidateError) as error:
         return replace(claim, problem=said(error, 200))
 
 
-def _slope(
-    reference: Process, clock: Clock, args: list[Any], claim: Outside, chance: random.Random
-) -> Outside:
+def _slope(clock: Clock, args: list[Any], claim: Outside, chance: random.Random) -> Outside:
     """Time batches of calls and judge the output of the last call of some, chosen afterwards."""
-    clock.process.ask(asked_timing.prepare, args, False)
+    for process in (clock.process, clock.beside):
+        process.ask(asked_timing.prepare, args, False)
     once = median(_batch(clock, args, 1, chance) for _ in range(3))
     unit = min(_MOST_CALLS, max(1, round(_BATCH_S / max(once, 1e-6))))
     slopes: list[float] = []
@@ -182,7 +182,7 @@ def _slope(
         for step in chance.sample(_STEPS, len(_STEPS)):
             times[step] = _batch(clock, args, step * unit, chance)
             if problem is None and (chance.random() < 0.25 or (number == 0 and not judged)):
-                problem = _problem(reference, args, clock.taken())
+                problem = _problem(clock.beside, args, clock.taken())
                 judged += 1
         slopes.append((times[4] - times[1]) / (3 * unit) + clock.late / unit)
     middle, low, high = (max(one, 1e-9) * 1e6 for one in median_interval(slopes))
@@ -210,7 +210,7 @@ def _is_narrow(slopes: Sequence[float]) -> bool:
 
 def _batch(clock: Clock, args: Sequence[Any], count: int, chance: random.Random) -> float:
     """Return the seconds of some calls, and leave ``args`` as the last of them found its own."""
-    change = drawn_change(args, chance)
+    change = drawn_change(args, chance, lambda some: runs_at(clock.beside, results, *some))
     taken_s = clock.ask(change, count)
     change.write(args, count - 1)
     return taken_s

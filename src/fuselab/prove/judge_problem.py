@@ -37,13 +37,17 @@ from fuselab.prove.asked_memory import arguments_after, storage_bytes
 from fuselab.prove.asked_problem import ANSWER, PROBLEM, model_results
 from fuselab.prove.bar_of_end import bar_of_end
 from fuselab.prove.held import CandidateError, RemoteError, said
-from fuselab.prove.outside_clock import Clock, drawn_change, own_copies
+from fuselab.prove.outside_clock import Clock, drawn_change, own_copies, runs_at
 from fuselab.prove.processes import CALL_LIMIT_S, Process
 
 TRIALS = {True: 2, False: 5}  # by whether the judge is quick
 TIMING_S = {True: 1.0, False: 4.0}
 _ROUNDS = (12, 200)  # the fewest and the most
-_TAKEN = 0.25  # the share of calls whose outputs are taken and judged
+# The share of calls whose outputs are taken and judged, and how many are judged at least. An answer
+# whose median shows less work than it does must leave out half of its calls: of eight that are
+# judged, none is then such a one in 1 of 256 runs.
+_TAKEN = 0.25
+_LEAST_JUDGED = 8
 
 
 class Judgement(StrEnum):
@@ -133,6 +137,10 @@ class Problem:
             raise TargetError(
                 f"{self.reference.spec}: the problem does not run: {said(error, 200)}."
             ) from error
+
+    def runs(self, args: Sequence[Any]) -> bool:
+        """Return whether the problem's model takes the arguments."""
+        return runs_at(self.reference, model_results, self.seed, [*args, torch.float32])
 
     def bar(self, args: Sequence[Any]) -> Bar:
         """Return the bar for the outputs of a call."""
@@ -290,24 +298,28 @@ def _speed(
     """
     chance = random.SystemRandom()
     args = own_copies(problem.trials[0][0])
-    clocks = {"answer": Clock(process), **{name: Clock(one) for name, one in others.items()}}
+    clocks = {"answer": Clock(process, problem.reference)}
+    clocks |= {name: Clock(one, one) for name, one in others.items()}
     for name, clock in clocks.items():
         if name == "compile":
             _build(problem, clock.process)
         clock.process.ask(asked_timing.prepare, args, name == "compile")
+        clock.rest()
     judged = 0
-    for _ in _rounds(budget_s):
-        change = drawn_change(args, chance)
+    for number in _rounds(budget_s):
+        change = drawn_change(args, chance, problem.runs)
         change.write(args, 0)
         order = list(clocks)
         chance.shuffle(order)
         taken: dict[str, list[Tensor]] = {}
-        takes = judged == 0
+        missing = _LEAST_JUDGED - judged
+        share = max(_TAKEN, missing / max(1, _ROUNDS[0] - number))
         for name in order:
             clocks[name].call(change)
             # Decided once the call has ended, and done before a thread could end what it left.
-            if takes or chance.random() < _TAKEN:
+            if chance.random() < share:
                 taken[name] = clocks[name].taken()
+            clocks[name].rest()
         if "answer" in taken:
             _judged(problem.bar(args), taken["answer"], "a timed call")
             judged += 1

@@ -141,6 +141,7 @@ class Process:
     _pid: int = 0
     _number: int = 0
     _printed: int = 0
+    _is_paused: bool = False
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _called_before: set[str] = field(default_factory=set)
 
@@ -208,6 +209,7 @@ class Process:
         except TargetError as error:
             raise CandidateError(f"its process does not start again: {error}") from error
         assert self._channel is not None
+        self.resume()
         self._number += 1
         known = procedure.__name__ in self._called_before
         limit_s = self.limit_s if known else self.limit_s * FIRST_CALL_FACTOR
@@ -261,7 +263,9 @@ class Process:
 
     def _has_more(self) -> bool:
         assert self._channel is not None
-        return bool(select.select([self._channel], [], [], 0)[0])
+        poll = select.poll()  # select.select knows no descriptor above 1023
+        poll.register(self._channel, select.POLLIN)
+        return bool(poll.poll(0))
 
     def _ended(self) -> int | None:
         """End the process, if it has not ended, and return how it ended."""
@@ -273,6 +277,21 @@ class Process:
         self.close()
         return status
 
+    def pause(self) -> None:
+        """Let the process and its threads stand still; ``resume`` lets them go on, and so does the
+        next call."""
+        self._signal(signal.SIGSTOP, is_paused=True)
+
+    def resume(self) -> None:
+        """Let the process go on."""
+        self._signal(signal.SIGCONT, is_paused=False)
+
+    def _signal(self, number: signal.Signals, is_paused: bool) -> None:
+        if self._pid and self._is_paused is not is_paused:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._pid, number)
+        self._is_paused = is_paused
+
     def renew(self) -> bool:
         """End the process; the next call starts another one. Returns True."""
         self.close()
@@ -283,7 +302,7 @@ class Process:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-        pid, self._pid = self._pid, 0
+        pid, self._pid, self._is_paused = self._pid, 0, False
         if pid:
             for end in (os.killpg, os.kill):
                 with contextlib.suppress(ProcessLookupError, PermissionError):

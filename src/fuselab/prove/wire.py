@@ -212,15 +212,19 @@ def receive(
     storages = []
     place = torch.device("cpu") if device is None else device
     for size in sizes:
-        raw = torch.empty(size, dtype=torch.uint8)
+        try:
+            raw = torch.empty(size, dtype=torch.uint8)
+        except RuntimeError:
+            raise WireError(f"an answer holds {sum(sizes)} bytes of tensors") from None
         if size:
             _fill(channel, _bytes_of(raw), until)
         storages.append(raw.to(place))
     try:
-        value = json.loads(text)
+        return _decoded(json.loads(text), storages, place, trusted, from_kind)
+    except WireError:
+        raise
     except (ValueError, RecursionError):
         raise WireError("a message is no JSON") from None
-    return _decoded(value, storages, place, trusted, from_kind)
 
 
 def _bytes_of(raw: Tensor) -> memoryview:

@@ -21,7 +21,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ from fuselab.prove.load import load
 # those of torch.compile's backends, and what vmap loads with its first call.
 torch._dynamo.lookup_backend("aot_eager")
 torch.vmap(torch.neg)(torch.zeros(1, 1))
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _STATUS_WAIT_S = 5.0
 
 
@@ -69,7 +69,13 @@ def die_with_parent() -> None:
 
 
 def serve(control: socket.socket) -> None:
-    """Answer requests until the control socket closes."""
+    """Answer requests until the control socket closes.
+
+    Processes that a worker leaves behind become children of this one, whatever session they are in,
+    and end when the worker's status is asked for.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    workers: set[int] = set()
     while True:
         text, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 2)
         if not text:
@@ -83,9 +89,13 @@ def serve(control: socket.socket) -> None:
                 _become_worker(socket.socket(fileno=channel), output)
             for descriptor in descriptors:
                 os.close(descriptor)
+            workers.add(pid)
             reply: Any = pid
         else:
             reply = _status_of(request["pid"])
+            if reply is not None:
+                workers.discard(request["pid"])
+            _end_children_but(workers)
         control.sendall(json.dumps(reply).encode())
 
 
@@ -101,6 +111,16 @@ def _status_of(pid: int) -> int | None:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.005)
     return None
+
+
+def _end_children_but(workers: Set[int]) -> None:
+    """Kill the children of this process that are no workers."""
+    with contextlib.suppress(OSError), open("/proc/thread-self/children") as children:
+        for pid in map(int, children.read().split()):
+            if pid not in workers:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
 
 
 def _become_worker(channel: socket.socket, output: int) -> None:

@@ -1,0 +1,100 @@
+"""The clock outside: a process that is timed cannot make its own time look shorter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+
+from fuselab.prove import asked_timing, outside_clock
+from fuselab.prove.asked_timing import Change
+from fuselab.prove.held import RemoteError
+from fuselab.prove.outside_clock import Clock, drawn_change, runs_at
+from fuselab.prove.processes import Process
+
+
+class Timed:
+    """A process whose answers take the seconds that it is given, by a clock of this test."""
+
+    def __init__(self, name: str, events: list[str], seconds: dict[str, list[float]]) -> None:
+        self.name, self.events, self.seconds = name, events, seconds
+
+    def ask(self, procedure: Callable[..., Any], *args: Any) -> float:
+        self.events.append(f"{self.name} {procedure.__name__}")
+        return self.seconds[procedure.__name__].pop(0)
+
+    def pause(self) -> None:
+        self.events.append(f"{self.name} pauses")
+
+    def resume(self) -> None:
+        self.events.append(f"{self.name} resumes")
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    def timed(work: Callable[[], float]) -> tuple[float, list[Any]]:
+        return work(), []
+
+    monkeypatch.setattr(outside_clock, "timed", timed)
+    return []
+
+
+def clock_of(
+    events: list[str], answer: dict[str, list[float]], beside: dict[str, list[float]]
+) -> Clock:
+    processes = Timed("answer", events, answer), Timed("problem", events, beside)
+    return Clock(*(cast(Process, process) for process in processes))
+
+
+def test_the_question_without_a_call_is_answered_beside(events: list[str]) -> None:
+    clock = clock_of(events, {"calls": [5e-3]}, {"no_calls": [1e-3]})
+    clock.call(Change())
+    assert clock.times_us == pytest.approx([4000.0])
+    assert events == ["answer pauses", "problem no_calls", "answer resumes", "answer calls"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "beside", "late_us"),
+    [
+        (9e-3, 2e-3, 2e-3, 7000.0),  # computed when it is asked for
+        (9e-3, 9e-3, 2e-3, 6400.0),  # and slow on purpose the second time
+        (2e-3, 2.1e-3, 2e-3, 0.0),
+    ],
+)
+def test_outputs_that_come_late_are_part_of_the_time(
+    events: list[str], first: float, second: float, beside: float, late_us: float
+) -> None:
+    clock = clock_of(events, {"last_output": [first, second]}, {"last_output": [beside]})
+    clock.taken()
+    assert clock.late * 1e6 == pytest.approx(late_us)
+
+
+def test_a_change_of_integers_keeps_their_values() -> None:
+    chance, ids = random.Random(0), torch.arange(64)
+    change = drawn_change([ids, "sum"], chance, lambda args: True)
+    changed = [ids.clone(), "sum"]
+    change.write(changed, 0)
+    assert (changed[0] != ids).sum() == 2 and changed[0].sort().values.equal(ids)
+    change.write(changed, 1)
+    assert changed[0].equal(ids)
+    # Where the reference refuses it, as of offsets in order, nothing is changed.
+    assert drawn_change([ids], chance, lambda args: False) == Change()
+
+
+def test_a_floating_argument_is_changed_before_an_integer_one() -> None:
+    args = [torch.arange(64), torch.linspace(0, 1, 32)]
+    change = drawn_change(args, random.Random(3), lambda args: False)
+    assert change.place == 1 and len(change.indices) == 1
+    change.write(args, 0)
+    assert float(args[1][change.indices[0]]) == change.numbers[1]
+
+
+def test_what_raises_in_the_process_does_not_run() -> None:
+    class Raises:
+        def ask(self, procedure: Callable[..., Any], *args: Any) -> None:
+            raise RemoteError(["RuntimeError"], "offsets must increase")
+
+    assert not runs_at(cast(Process, Raises()), asked_timing.last_output)
