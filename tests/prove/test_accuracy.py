@@ -419,3 +419,40 @@ def test_a_sixth_in_float64_is_no_error() -> None:
     bar = Bar(gradient_of_hardsigmoid, [x, upstream], ["gradient"])
     assert bar.judge([upstream / 6])[0].problem is None
     assert bar.judge([upstream / 6.001])[0].problem is not None
+
+
+def running_product(input: Tensor) -> Tensor:
+    return torch.cumprod(input, -1)
+
+
+def gradient_of_running_product(values: Sequence[Any]) -> list[Tensor | None]:
+    leaf = values[0].detach().requires_grad_()
+    output = running_product(leaf)
+    return [output.detach(), *torch.autograd.grad(output, [leaf], torch.ones_like(output))]
+
+
+@pytest.mark.parametrize(
+    ("gradient", "is_right"),
+    [([math.inf, 2.0], True), ([math.inf, 2.5], False), ([math.inf, math.nan], True)],
+)
+def test_a_product_is_differentiated_without_a_division(
+    gradient: list[float], is_right: bool
+) -> None:
+    """Eager divides an infinite product by an infinite factor, and gives NaN for 2."""
+    input = torch.tensor([[2.0, math.inf]])
+    bar = Bar(gradient_of_running_product, [input], ["output", "gradient"])
+    assert bar.eager[1] is not None and bar.eager[1][0, 1].isnan()
+    _, judgement = bar.judge([running_product(input), torch.tensor([gradient])])
+    assert (judgement.problem is None) is is_right
+
+
+@pytest.mark.parametrize(
+    ("third", "is_right"), [(math.inf, True), (1e30, True), (-math.inf, False)]
+)
+def test_a_product_may_overflow_on_the_way_in_float32(third: float, is_right: bool) -> None:
+    """Eager multiplies in double on a CPU, where the product of the first two is finite."""
+    input = torch.tensor([[1e30, 1e20, 1e-20]])
+    bar = Bar(lambda values: [running_product(*values)], [input], ["output"])
+    assert bar.eager[0] is not None and bar.eager[0].tolist()[0][1] == math.inf
+    (judgement,) = bar.judge([torch.tensor([[1e30, math.inf, third]])])
+    assert (judgement.problem is None) is is_right

@@ -12,11 +12,11 @@ infinities stand where eager's stand, with their sign; where ``ours`` differs fr
 must be what ``exact`` rounds to (an intermediate sum that overflows in eager's 16 bits need not
 overflow in ours). Where it is no NaN of the inputs that shows, brackets decide between an infinity
 and NaN: one may stand for the other where eager and ``exact`` have either, also with numbers in the
-place of the inputs' NaN, and normalisations may give what their definition by simpler operators
-gives. A row in which eager has NaN and ``exact`` has a number is
-not judged: there an intermediate value leaves the working dtype's range (the variance of the
-largest numbers), and no order of the arithmetic that keeps to that dtype can be asked to come out
-right.
+place of the inputs' NaN, and normalisations and products may give what their definition by simpler
+operators gives, which overflows where the dtype of the arithmetic does. A row in which eager has
+NaN and ``exact`` has a number is not judged: there an intermediate value leaves the working dtype's
+range (the variance of the largest numbers), and no order of the arithmetic that keeps to that dtype
+can be asked to come out right.
 
 A correct kernel must not fail by chance, but eager may be exact by luck: in a narrow row, where
 terms cancel, or at the kink of a ReLU; and on a CPU it adds float32 in pairs, or in double. So
@@ -63,6 +63,7 @@ from fuselab.op import tensors_in
 from fuselab.prove.arguments import copy_of_storage, mapped
 from fuselab.prove.definitions import Composed
 from fuselab.prove.rounding import Rounded, steps
+from fuselab.prove.special_values import Others, misplaced
 from fuselab.runtime.dispatch.overlap import overlaps_itself
 
 FACTOR = 4.0
@@ -139,18 +140,15 @@ def judge(
     eager_error: Tensor | None = None,
     slack: float = 1.0,
     agreed: Tensor | None = None,
-    composed: Tensor | None = None,
-    calm: Tensor | None = None,
+    others: Others | None = None,
 ) -> Judgement:
     """Judge ``ours`` against the bar.
 
     ``ours`` and ``eager`` have the working dtype, ``exact`` is float64; shapes must agree.
     ``eager_error`` (per row, absolute) replaces eager's own error where it is larger. The bar
     becomes ``slack`` times as wide. ``agreed`` tells which elements of an integer or boolean result
-    are right although eager gives another value. ``composed`` is ``exact`` with normalisations
-    computed by simpler operators; its numbers may stand where eager has NaN. ``calm`` is ``exact``
-    with a number in the place of every NaN of the inputs: where it is not finite either, brackets
-    decide between an infinity and NaN.
+    are right although eager gives another value. ``others`` says what else may stand in the place
+    of NaN and infinities.
     """
     if ours.shape != eager.shape:
         return _failed(f"has shape {list(ours.shape)}, eager has {list(eager.shape)}")
@@ -170,32 +168,33 @@ def judge(
         missed = int(rows.sum())
         return Judgement(math.inf, 0.0, problem, math.inf, agreed is not None, missed, len(rows))
     ours, eager, exact = (as_rows(value.detach()) for value in (ours, eager, exact))
-    ulp = ulp_of_rows(exact, ours.dtype)
-    error = error_of_rows(ours, exact)
+    others = None if others is None else others.mapped(as_rows)
+    truth = exact if others is None else others.completed(exact)
+    ulp = ulp_of_rows(truth, ours.dtype)
+    error = error_of_rows(ours, truth)
     allowance = error_of_rows(eager, exact)
     if eager_error is not None:
         allowance = torch.maximum(allowance, eager_error.to(allowance.device))
     factor = FACTOR_FLOAT64 if ours.dtype == torch.float64 else FACTOR
     share = error / (slack * (factor * allowance + ULPS * ulp))
-    misplaced = None
+    where_wrong = None
     if not (_all_finite(ours) and _all_finite(eager)):
         lost = (eager.isnan() & exact.isfinite()).any(dim=1)
         share[lost] = 0.0
-        others = (None if value is None else as_rows(value) for value in (composed, calm))
-        misplaced = _misplaced(ours, eager, exact, lost, *others)
+        where_wrong = misplaced(ours, eager, exact, lost, others)
     row = int(share.argmax())
     worst, worst_eager = (float(value[row] / ulp[row]) for value in (error, allowance))
-    if misplaced is not None:
-        return _failed(misplaced, worst_eager)
+    if where_wrong is not None:
+        return _failed(where_wrong, worst_eager)
     worst_share = float(share[row])
     if worst_share <= 1:
         return Judgement(worst, worst_eager, None, worst_share)
-    column = int(_error(ours[row], exact[row]).argmax())
+    column = int(_error(ours[row], truth[row]).argmax())
     problem = (
         f"row {row} of {len(ours)} is off by {worst:.3g} ulp where eager is off by "
         f"{worst_eager:.3g} and {worst / worst_share:.3g} are allowed: "
         f"column {column} is {float(ours[row, column]):.9g}, "
-        f"float64 says {float(exact[row, column]):.9g}"
+        f"float64 says {float(truth[row, column]):.9g}"
     )
     missed = int((share > 1).sum())
     return Judgement(worst, worst_eager, problem, worst_share, True, missed, len(ours))
@@ -213,54 +212,6 @@ def _error(ours: Tensor, exact: Tensor) -> Tensor:
 def _all_finite(values: Tensor) -> bool:
     """Return whether all elements are finite, in one pass over them."""
     return all(math.isfinite(float(end)) for end in values.aminmax())
-
-
-def _misplaced(
-    ours: Tensor,
-    eager: Tensor,
-    exact: Tensor,
-    lost: Tensor,
-    composed: Tensor | None,
-    calm: Tensor | None,
-) -> str | None:
-    """Return what is wrong with NaN and infinities in ``ours`` outside of the rows that are
-    ``lost``, or None."""
-    same = (ours == eager) | (ours.isnan() & eager.isnan())
-    special = ~(ours.isfinite() & eager.isfinite())
-    wrong = special & ~(same | _stands_like(ours, exact)) & ~lost[:, None]
-    if composed is not None:
-        wrong &= ~(eager.isnan() & _stands_like(ours, composed))
-        if calm is not None:
-            wrong &= ~_by_other_brackets(ours, eager, exact, composed, calm)
-    if not bool(wrong.any()):
-        return None
-    row, column = (int(value) for value in wrong.nonzero()[0])
-    return (
-        f"row {row}, column {column} is {float(ours[row, column])} where eager gives "
-        f"{float(eager[row, column])} and float64 {float(exact[row, column])}"
-    )
-
-
-def _by_other_brackets(
-    ours: Tensor, eager: Tensor, exact: Tensor, composed: Tensor, calm: Tensor
-) -> Tensor:
-    """Return where an infinity stands for a NaN or a NaN for an infinity of eager's, float64's and
-    the definition's, also without the NaN of the inputs: how the terms are bracketed decides
-    between them."""
-    infinite = ours.isinf() & eager.isnan() & exact.isnan() & composed.isnan() & calm.isnan()
-    exact, calm = exact.to(ours.dtype), calm.to(ours.dtype)
-    undefined = ours.isnan() & ~eager.isfinite() & ~exact.isfinite() & ~calm.isfinite()
-    return infinite | undefined
-
-
-def _stands_like(ours: Tensor, truth: Tensor) -> Tensor:
-    """Return where ``ours`` is the rounded ``truth``, or both are finite or both NaN."""
-    rounded = truth.to(ours.dtype)
-    return (
-        (ours == rounded)
-        | (ours.isnan() & rounded.isnan())
-        | (ours.isfinite() & rounded.isfinite())
-    )
 
 
 def upcast(value: Any, dtype: torch.dtype = torch.float64) -> Any:
@@ -365,8 +316,7 @@ class Bar:
         eager, exact = self.evaluate_all([self.values, mapped(upcast, self.values)])
         self.eager, self.exact = list(eager), list(exact)
         # Made where NaN differ.
-        self.composed: list[Tensor | None] = [None] * len(self.eager)
-        self.calm: list[Tensor | None] = [None] * len(self.eager)
+        self.others: list[Others | None] = [None] * len(self.eager)
         self.eager_error = [
             _estimate(eager, error)
             for eager, error in zip(
@@ -459,24 +409,27 @@ class Bar:
             if bool(eager.any()) or bool(exact.any()):
                 return _failed("is missing (None)")
             return Judgement(0.0, 0.0)
-        agreed = self.agreed[place]
-        composed = self.composed[place]
         return judge(
             *(ours, eager, exact, self.eager_error[place], self.slack),
-            *(agreed, composed, self.calm[place]),
+            *(self.agreed[place], self.others[place]),
         )
 
     def _compare_definitions(self) -> None:
         """Count as errors of eager's those of the definitions by simpler operators, and keep what
-        these give in float64, and what float64 gives without the NaN of the inputs."""
-        eager = self.evaluate_composed(mapped(_widened, self.values))
-        self.composed = list(self.evaluate_composed(mapped(upcast, self.values)))
-        for place, error in enumerate(_errors(eager, self.exact)):
-            self._allow(place, error)
-        self.calm = self.exact
+        these give, and what float64 gives without the NaN of the inputs."""
+        narrow = self.evaluate_composed(mapped(_widened, self.values))
+        composed = self.evaluate_composed(mapped(upcast, self.values))
+        calm: Sequence[Tensor | None] = self.exact
         if any(bool(value.isnan().any()) for value in tensors_in(self.values)):
-            numbers = mapped(_without_nan, mapped(upcast, self.values))
-            self.calm = list(self.evaluate(numbers))
+            calm = self.evaluate(mapped(_without_nan, mapped(upcast, self.values)))
+        truth = list(self.exact)
+        for place, found in enumerate(zip(composed, calm, narrow, strict=True)):
+            exact = truth[place]
+            if exact is not None and all(one is not None for one in found):
+                others = self.others[place] = Others(*(one for one in found if one is not None))
+                truth[place] = others.completed(exact)
+        for place, error in enumerate(_errors(narrow, truth)):
+            self._allow(place, error)
 
     def _allow(self, place: int, *errors: Tensor | None) -> None:
         """Raise eager's error on each row to the largest of ``errors``."""

@@ -1,14 +1,17 @@
-"""Normalisations by their definitions in simpler operators, which round and overflow as a kernel
-written after the formula does."""
+"""Normalisations and products by their definitions in simpler operators, which round and overflow
+as a kernel written after the formula does."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._decomp import get_decompositions
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _NORMALISATIONS = (
@@ -105,12 +108,62 @@ def definitions() -> dict[Any, Any]:
     return found
 
 
+class _Products(TorchFunctionMode):
+    """Compute products over a dimension one factor after the other.
+
+    PyTorch's gradient of a product divides the product by each factor, and gives NaN where both are
+    infinite. That of a chain of multiplications divides nothing. A mode of dispatch comes too late
+    for it: autograd has its formula by then.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _RUNNING_PRODUCTS:
+            return _running_product(*args, **kwargs)
+        if func in _PRODUCTS and len(args) + len(kwargs) > 1 and "dtype" not in kwargs:
+            return _product(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+_RUNNING_PRODUCTS = (torch.cumprod, Tensor.cumprod)
+_PRODUCTS = (torch.prod, Tensor.prod)
+
+
+def _running_product(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Return what torch.cumprod does."""
+    factors = input if dtype is None else input.to(dtype)
+    if not factors.is_floating_point() or not factors.numel() or not factors.ndim:
+        return torch.cumprod(factors, dim)
+    steps = list(itertools.accumulate(_computed_in(factors).unbind(dim), torch.mul))
+    return torch.stack(steps, dim).to(factors.dtype)
+
+
+def _product(input: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    """Return what torch.prod over one dimension does."""
+    if not input.is_floating_point() or not input.numel() or not input.ndim:
+        return torch.prod(input, dim, keepdim)
+    product = functools.reduce(torch.mul, _computed_in(input).unbind(dim)).to(input.dtype)
+    return product.unsqueeze(dim) if keepdim else product
+
+
 class Composed(TorchDispatchMode):
-    """Compute normalisations and variances by their definitions in simpler operators."""
+    """Compute normalisations, variances and products by their definitions in simpler operators."""
 
     def __init__(self) -> None:
         super().__init__()
         self.definitions = definitions()
+        self.products = _Products()
+
+    def __enter__(self) -> Composed:
+        self.products.__enter__()
+        entered: Composed = super().__enter__()
+        return entered
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.products.__exit__(*error)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
