@@ -10,7 +10,7 @@ from gallery import wrong
 
 from fuselab.prove import check_group, guide
 from fuselab.prove.check import check
-from fuselab.prove.result import Result, Verdict, group_facts
+from fuselab.prove.result import CheckReport, Group, Result, Verdict, group_facts
 from fuselab.report import check_text
 
 ROOT = Path(__file__).parents[2]
@@ -42,3 +42,15 @@ def test_a_failure_says_what_was_expected_and_how_to_mend_it() -> None:
     (entry,) = group_facts(report.groups[0])["results"]
     assert entry["guide"] == 'docs/check.md, "A value misses the bar"'
     assert f"How to mend it: {entry['guide']}" in check_text.check_text(report)
+
+
+def test_thousands_of_ulp_beside_a_pass_are_explained() -> None:
+    results = tuple(
+        Result("values", Verdict.PASS, trials=8, ours_ulp=ulp, eager_ulp=ulp, share_of_bar=0.2)
+        for ulp in (3.0, 6.88e34)
+    )
+    for result, notes in zip(results, (0, 1), strict=True):
+        group = Group("cpp", "bfloat16", "cpu", (result,))
+        report = CheckReport("fuselab::softmax", 1, True, "cpu", (group,))
+        said = [line for line in check_text.notes(report) if "thousands of ulp" in line]
+        assert len(said) == notes

@@ -47,6 +47,8 @@ SAID = {
     # Landlock refuses it. Without Landlock the kernel ends the worker with its parent, before or
     # after it has answered.
     "kills_its_parent": ("cases", "raised PermissionError|without an answer|is off by"),
+    "puts_its_input_back": ("guards", "puts back what was there.* by SIGSEGV"),
+    "reads_past_the_page": ("guards", "reads beyond it: .* by SIGSEGV"),
     "tensor_that_agrees": ("cases", "returned a Agreeing where a Tensor was expected"),
 }
 ON_IMPORT = {
@@ -57,12 +59,12 @@ ON_IMPORT = {
 
 @pytest.fixture
 def few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the checks of the cases and of shapes, with few trials and few copies."""
+    """Leave the checks of the cases, of shapes and of guards, with few trials and few copies."""
     monkeypatch.setattr(accuracy, "COPIES", 2)
     some = [
         replace(known, quick=4, shrink_tries=3)
         for known in check_group.CHECKS
-        if known.name in ("cases", "shapes")
+        if known.name in ("cases", "shapes", "guards")
     ]
     monkeypatch.setattr(check_group, "CHECKS", tuple(some))
 
@@ -78,8 +80,9 @@ def test_an_attack_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each fails with the case named; a loop is given a second for its first call."""
     limit_s = 0.2 if name == "loops" else 60.0
     where, said = SAID[name]
-    if where == "cases":
-        monkeypatch.setattr(check_group, "CHECKS", check_group.CHECKS[:1])
+    if where in ("cases", "guards"):
+        only = tuple(known for known in check_group.CHECKS if known.name == where)
+        monkeypatch.setattr(check_group, "CHECKS", only)
     report = check(
         str(ATTACKS / f"{name}.py"),
         seed=0,
@@ -157,3 +160,35 @@ def test_a_row_is_the_same_in_processes_as_in_this_one(tmp_path: Path) -> None:
         group = run_group(outside, None)
     assert figures(group) == figures(run_group(inside, None))
     assert group.verdict is Verdict.PASS and group.share_of_bar > 0
+
+
+FORKS_AWAY = """
+import os
+import time
+
+from gallery import honest
+
+
+def forward(input, bias, scale):
+    if os.fork() == 0:
+        os.setsid()
+        open({!r}, "a").write(f"{{os.getpid()}} ")
+        time.sleep(600)
+        os._exit(0)
+    return honest.forward(input, bias, scale)
+
+
+OP = honest.make_op("forks_away", forward=forward)
+"""
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_what_left_the_session_is_ended_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted, path = tmp_path / "left", tmp_path / "forks_away.py"
+    path.write_text(FORKS_AWAY.format(str(noted)))
+    monkeypatch.setattr(check_group, "CHECKS", check_group.CHECKS[:1])
+    check(str(path), dtype=torch.float32, quick=True, seed=0, device="cpu")
+    left = [int(pid) for pid in noted.read_text().split()]
+    assert left and not any(Path(f"/proc/{pid}").exists() for pid in left)

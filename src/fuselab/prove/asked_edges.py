@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,12 +13,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuselab.op import tensors_in
-from fuselab.prove.arguments import needed
+from fuselab.prove.arguments import filled, needed
 from fuselab.prove.asked_calls import Results, poison_of, with_gradients
 from fuselab.prove.asked_memory import storage_bytes
 from fuselab.prove.held import Held, results
 from fuselab.prove.outputs import as_declared, outputs_in
 from fuselab.runtime.launch_recording import ALLOCATIONS
+
+_READ = 1  # PROT_READ of mprotect
+_mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+_mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 GUARD = 64  # elements before and behind a tensor, which keep its alignment
 
@@ -55,6 +61,38 @@ def with_inputs(
         [*results(held, *values)] if places is None else with_gradients(held, places, values)
     )
     return {"results": found, "tensors": list(tensors_in(values))}
+
+
+def with_read_only_inputs(
+    held: Held, places: Sequence[int] | None, values: Sequence[Any]
+) -> list[Any]:
+    """Return the results of a call on inputs that lie in memory of their own, which may only be
+    read, and end where no memory follows. Anything else ends this process."""
+    tensors = [read_only(tensor) for tensor in tensors_in(values)]
+    given = filled(values, range(len(tensors)), tensors)
+    if places is None:
+        return [*results(held, *given)]
+    return with_gradients(held, places, given)
+
+
+def read_only(tensor: Tensor) -> Tensor:
+    """Return a copy of a CPU tensor with the same strides, in pages that may only be read; the
+    last byte is that of a page, behind which comes one that may not even be read."""
+    if tensor.numel() == 0:
+        return tensor
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    extent = 1 + sum((size - 1) * stride for size, stride in steps)
+    content = torch.as_strided(tensor.detach(), (extent,), (1,), tensor.storage_offset())
+    count = extent * tensor.element_size()
+    pages = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, pages + mmap.PAGESIZE)
+    whole = torch.frombuffer(memory, dtype=tensor.dtype, offset=pages - count, count=extent)
+    whole.copy_(content)
+    begin = whole.data_ptr() - (pages - count)
+    for start, length, rights in ((begin, pages, _READ), (begin + pages, mmap.PAGESIZE, 0)):
+        if _mprotect(start, length, rights) != 0:
+            raise OSError(ctypes.get_errno(), "mprotect")
+    return torch.as_strided(whole, tensor.shape, tensor.stride(), 0)
 
 
 class GuardedAllocations(TorchDispatchMode):

@@ -5,9 +5,10 @@ They return the results of all calls, stacked, so that the judge compares the bi
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -112,18 +113,41 @@ def from_threads(
     return [_stacked(runs) for runs in found]
 
 
-_MODES = {
-    "no_grad": torch.no_grad,
-    "inference_mode": torch.inference_mode,
-    "enable_grad": torch.enable_grad,
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+_MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "torch.no_grad()": torch.no_grad,
+    "torch.inference_mode()": torch.inference_mode,
+    "torch.enable_grad()": torch.enable_grad,
+    "torch.set_num_threads(1)": lambda: _threads(1),
+    "torch.set_num_threads(3)": lambda: _threads(3),
+    "torch.set_default_dtype(torch.float64)": lambda: _default_dtype(torch.float64),
 }
 
 
 def under_mode(
     function: Function, mode: str, made_in_inference: bool, args: Sequence[Any]
 ) -> list[Results]:
-    """Return the results of two calls under a grad mode, the second of which may run a launch plan;
-    with ``made_in_inference`` of arguments that were made in inference mode."""
+    """Return the results of two calls under a mode of PyTorch, the second of which may run a launch
+    plan; with ``made_in_inference`` of arguments that were made in inference mode."""
     if made_in_inference:
         with torch.inference_mode():
             args = mapped(_made_here, args)

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import gc
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -163,7 +164,7 @@ def leaked(
     nothing counts the memory in use.
 
     Memory that is taken once, as by a cache, does not count; the calls of two spans of ``count``
-    must each take more.
+    must each take more. The same is asked of address space, open files and threads.
     """
     in_use = memory_in_use(tensors_in(args)[0].device)
     if in_use is None:
@@ -174,11 +175,32 @@ def leaked(
         if growth > _LEAK_BYTES * calls:
             growth = min(_growth(make, calls, in_use, collect=True))
         if growth > _LEAK_BYTES * calls:
-            return (
-                f"{calls} calls that return {what} keep {growth} bytes after their results are "
-                "gone, and the next ones as many again"
-            )
+            return _kept(calls, what, f"{growth} bytes")
+        for counted, (in_use_of, least) in _OTHER_RESOURCES.items():
+            growth = min(_growth(make, calls, in_use_of, collect=False))
+            if growth >= least * calls:
+                return _kept(calls, what, f"{growth} {counted}")
     return None
+
+
+def _kept(calls: int, what: str, amount: str) -> str:
+    return (
+        f"{calls} calls that return {what} keep {amount} after their results are gone, and the "
+        "next ones as many again"
+    )
+
+
+def _pages_mapped() -> int:
+    with open("/proc/self/statm") as numbers:
+        return int(numbers.read().split()[0])
+
+
+# What a process can run out of beside memory: how to count it, and what a call must keep to fail.
+_OTHER_RESOURCES: dict[str, tuple[Callable[[], int], float]] = {
+    "pages of address space": (_pages_mapped, 1.0),
+    "open files": (lambda: len(os.listdir("/proc/self/fd")), 0.5),
+    "threads": (lambda: len(os.listdir("/proc/self/task")), 0.5),
+}
 
 
 def _growth(

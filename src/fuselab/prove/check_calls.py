@@ -188,20 +188,23 @@ def threads_agree(subject: Subject, trial: Trial) -> Outcome:
 
 def every_mode_agrees(subject: Subject, trial: Trial) -> Outcome:
     """Judge the output under no_grad and inference_mode, also where the inputs need a gradient or
-    were made in inference mode."""
+    were made in inference mode; with other numbers of threads, and with another default dtype."""
     bar = subject.bar(trial.args)
     needing = mapped(_needing, trial.args)
     outcome = Outcome()
     for mode, args, in_inference, which in (
-        ("no_grad", trial.args, False, ""),
-        ("no_grad", needing, False, " of inputs that need a gradient"),
-        ("inference_mode", trial.args, False, ""),
-        ("inference_mode", needing, False, " of inputs that need a gradient"),
-        ("inference_mode", trial.args, True, " of inputs made in it"),
-        ("enable_grad", trial.args, True, " of inputs made in inference mode"),
+        ("torch.no_grad()", trial.args, False, ""),
+        ("torch.no_grad()", needing, False, " of inputs that need a gradient"),
+        ("torch.inference_mode()", trial.args, False, ""),
+        ("torch.inference_mode()", needing, False, " of inputs that need a gradient"),
+        ("torch.inference_mode()", trial.args, True, " of inputs made in it"),
+        ("torch.enable_grad()", trial.args, True, " of inputs made in inference mode"),
+        ("torch.set_num_threads(1)", trial.args, False, ""),
+        ("torch.set_num_threads(3)", trial.args, False, ""),
+        ("torch.set_default_dtype(torch.float64)", trial.args, False, ""),
     ):
         for results in subject.candidate.ask(under_mode, mode, in_inference, list(args)):
-            outcome = judged(bar, results, after=f" under torch.{mode}(){which}")
+            outcome = judged(bar, results, after=f" under {mode}{which}")
             if outcome.problem is not None:
                 return outcome
     return outcome
@@ -244,7 +247,7 @@ CHECKS = (
         non_empty=True,
         shrink_tries=0,
     ),
-    # With gradients, without, and in inference mode.
+    # With gradients, without, in inference mode; other threads, another default dtype.
     Check(
         "modes", every_mode_agrees, quick=3, full=12, max_numel=1024, non_empty=True, shrink_tries=8
     ),

@@ -289,10 +289,10 @@ CHECKS = (
         gradients_are_right,
         values=(
             *("normal", "wide", "zeros", "equal", "large negative", "subnormal"),
-            *("infinities", "NaN"),
+            *("infinities", "masked", "NaN"),
         ),
-        quick=28,
-        full=144,
+        quick=32,
+        full=160,
         max_numel=4096,
         turns=True,
         applies=has_gradient,

@@ -4,6 +4,7 @@ names, upstream gradients with infinities."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +16,17 @@ from fuselab.op import dtype_name, tensors_in
 from fuselab.prove.accuracy import Bar, upcast
 from fuselab.prove.arguments import at, filled, mapped, tensor_names
 from fuselab.prove.asked_calls import Results
-from fuselab.prove.asked_edges import guarded, with_inputs, written_beyond
+from fuselab.prove.asked_edges import (
+    guarded,
+    with_inputs,
+    with_read_only_inputs,
+    written_beyond,
+)
 from fuselab.prove.asked_inputs import unsupported
 from fuselab.prove.asked_memory import storage_bytes
 from fuselab.prove.check_memory import same_bits
 from fuselab.prove.draw import LAYOUTS
-from fuselab.prove.held import RemoteError, is_a, said
+from fuselab.prove.held import CandidateError, Here, RemoteError, is_a, said
 from fuselab.prove.outputs import output_names
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
@@ -61,7 +67,27 @@ def nothing_beyond_the_edges(subject: Subject, trial: Trial) -> Outcome:
                     f"{label} depends on memory beyond the inputs: its bits change with what lies "
                     "there"
                 )
-    return Outcome(subject.candidate.ask(written_beyond, list(trial.args), upstream))
+    problem = subject.candidate.ask(written_beyond, list(trial.args), upstream)
+    # In this process, a write to such memory would end the judge.
+    if problem is None and subject.device.type == "cpu" and not isinstance(subject.candidate, Here):
+        values = [*trial.args] if upstream is None else [*trial.args, upstream]
+        problem = _write_that_is_undone(subject, places, values)
+    return Outcome(problem)
+
+
+def _write_that_is_undone(
+    subject: Subject, places: Sequence[int] | None, values: Sequence[Any]
+) -> str | None:
+    """Return how a call fails on inputs in memory that may only be read, and behind which there is
+    none; or None."""
+    try:
+        subject.candidate.ask(with_read_only_inputs, places, list(values))
+    except CandidateError as error:
+        return (
+            "a call writes to an input, and puts back what was there, or reads beyond it: on "
+            f"inputs in memory that can only be read, at the end of a page, {error}"
+        )
+    return None
 
 
 def shared_arguments_are_right(subject: Subject, trial: Trial) -> Outcome:
@@ -133,6 +159,64 @@ def other_dtypes_are_right(subject: Subject, trial: Trial) -> Outcome:
         if outcome.problem is not None:
             return replace(outcome, args=args)
     return outcome
+
+
+def mixed_dtypes_are_right(subject: Subject, trial: Trial) -> Outcome:
+    """Judge calls in which one tensor has another dtype of the operator's than the others: they are
+    refused, or right."""
+    floats = [dtype for dtype in subject.op.dtypes if dtype.is_floating_point]
+    tensors, names = tensors_in(trial.args), tensor_names(subject.op, trial.args)
+    places = [place for place, tensor in enumerate(tensors) if tensor.dtype == subject.dtype]
+    others = [
+        dtype
+        for dtype in floats
+        if dtype != subject.dtype and not (subject.interpreted and dtype == torch.bfloat16)
+    ]
+    if len(places) < 2 or not others:
+        return Outcome(untried=True)
+    place = places[trial.draw.below(len(places))]
+    dtype = others[trial.draw.below(len(others))]
+    args = filled(trial.args, [place], [tensors[place].to(dtype)])
+    return _taken_is_right(subject, trial, args, f" with {names[place]} in {dtype_name(dtype)}")
+
+
+def other_dimensions_are_right(subject: Subject, trial: Trial) -> Outcome:
+    """Judge calls on tensors of four dimensions and more, and of none: they are refused, or
+    right."""
+    tensors = tensors_in(trial.args)
+    most = max((tensor.ndim for tensor in tensors), default=0)
+    places = [place for place, tensor in enumerate(tensors) if tensor.ndim == most]
+    shape = (2, 1, 3, 1)[: max(2, 4 - most)]
+    more = [torch.stack([tensor] * math.prod(shape)) for tensor in at(trial.args, places)]
+    more = [tensor.reshape(*shape, *tensor.shape[1:]) for tensor in more]
+    outcome = _taken_is_right(
+        subject, trial, filled(trial.args, places, more), f" of {most + len(shape)} dimensions"
+    )
+    if outcome.problem is not None or not all(tensor.numel() for tensor in tensors):
+        return outcome
+    scalars = [tensor.reshape(-1)[0].clone() for tensor in tensors]
+    args = filled(trial.args, range(len(tensors)), scalars)
+    none = _taken_is_right(subject, trial, args, " of no dimension")
+    return outcome if none.untried else none
+
+
+def _taken_is_right(subject: Subject, trial: Trial, args: Sequence[Any], after: str) -> Outcome:
+    """Judge a call with arguments that the operator's draw does not give, if everything that the
+    operator declares, and the reference, takes them. Any error is a refusal."""
+    if subject.reference.ask(unsupported, subject.implementation, list(args)) is not None:
+        return Outcome(untried=True)
+    try:
+        bar, asked = call_bar(subject, replace(trial, args=tuple(args)))
+    except (RemoteError, RuntimeError, TypeError, ValueError, IndexError):
+        return Outcome(untried=True)  # the reference does not take them
+    try:
+        found = subject.candidate.ask(*asked)
+    except CandidateError:
+        raise
+    except Exception as error:
+        return Outcome(refused=f"refuses arguments{after}: {said(error, 100)}")
+    outcome = judged(bar, found, after=after)
+    return outcome if outcome.problem is None else replace(outcome, args=args)
 
 
 def _lists_not_all(subject: Subject) -> tuple[Verdict, str] | None:
@@ -259,6 +343,10 @@ CHECKS = (
         applies=_lists_not_all,
         once=True,
     ),
+    # One tensor in another dtype than the others.
+    Check("mixed dtypes", mixed_dtypes_are_right, quick=4, full=12, max_numel=512),
+    # More dimensions than the operator draws, and none.
+    Check("dimensions", other_dimensions_are_right, quick=2, full=8, max_numel=256, once=True),
     # Infinities, NaN and overflow in the upstream gradient.
     Check(
         "upstream overflow",

@@ -199,6 +199,54 @@ def fresh_values_count(subject: Subject, trial: Trial) -> Outcome:
     return outcome
 
 
+_MANY = 128  # elements from which on a kernel may look at some of them to know the inputs again
+
+
+def near_values_count(subject: Subject, trial: Trial) -> Outcome:
+    """Check that one other element, or two that change places, make a difference.
+
+    A result that is kept for inputs with an equal sum, or with some equal elements, shows here.
+    """
+    tensors = tensors_in(trial.args)
+    places = subject.differentiable(trial.args)
+    place = max(places, key=lambda place: tensors[place].numel(), default=None)
+    if place is None or tensors[place].numel() < _MANY:
+        return Outcome(untried=True)
+    chance = torch.Generator().manual_seed(trial.draw.below(1 << 16))
+    states, steps = [mapped(_own, trial.args)], []
+    for is_swap in (False, True, False, True, False):
+        near = _near(at(states[-1], [place])[0], chance, is_swap)
+        steps.append([near if place == one else None for one in range(len(tensors))])
+        states.append(filled(states[-1], [place], [near]))
+    upstream = () if subject.op.gradient is None else subject.upstream(trial)
+    judges = [
+        subject.bar(args)
+        if not upstream
+        else call_bar(subject, replace(trial, args=tuple(args)), upstream)[0]
+        for args in states
+    ]
+    values = [*states[0], upstream]
+    found = subject.candidate.ask(with_fresh_values, steps, places if upstream else [], values)
+    for number, (bar, given) in enumerate(zip(judges, found, strict=True)):
+        outcome = judged(bar, given[-len(bar.names) :])
+        if outcome.problem is not None:
+            how = ("", " (one element is another)", " (two elements changed places)")
+            return replace(outcome, problem=outcome.problem + how[number and 2 - number % 2])
+    return Outcome()
+
+
+def _near(tensor: Tensor, chance: torch.Generator, is_swap: bool) -> Tensor:
+    """Return a copy in which one element is another, or two changed places."""
+    near = tensor.detach().clone(memory_format=torch.contiguous_format)
+    one, other = torch.randperm(near.numel(), generator=chance)[:2].tolist()
+    flat = near.view(-1)
+    if is_swap:
+        flat[[one, other]] = flat[[other, one]]
+    else:
+        flat[one] = 1.5 - flat[one]
+    return near
+
+
 def _own(value: Any) -> Any:
     return copy_of_storage(value) if isinstance(value, Tensor) else value
 
@@ -337,6 +385,17 @@ CHECKS = (
     Check("repeated", repeated_calls_agree, quick=4, full=12, applies=_deterministic),
     # Nothing is remembered from an earlier call.
     Check("fresh values", fresh_values_count, quick=4, full=12, max_numel=4096),
+    # Nor from one on inputs that differ in an element, or in the order of two.
+    Check(
+        "near values",
+        near_values_count,
+        quick=2,
+        full=8,
+        max_numel=1024,
+        non_empty=True,
+        least_numel=_MANY,
+        shrink_tries=8,
+    ),
     # Outputs share no memory with inputs or earlier outputs.
     Check(
         "fresh outputs", outputs_are_fresh, quick=4, full=12, max_numel=4096, applies=_returns_new

@@ -7,6 +7,7 @@ from fuselab.prove.arguments import tensor_names
 from fuselab.prove.asked_calls import in_rows, joined, with_gradients
 from fuselab.prove.draw import LAYOUTS, VALUES
 from fuselab.prove.held import results
+from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, judged
 
@@ -22,7 +23,8 @@ def output_is_right(subject: Subject, trial: Trial) -> Outcome:
 
 
 _JOINED = 256  # elements that make a row of a large result
-_MOST_FOR_GRADIENTS = 1 << 17
+# Elements up to which gradients are judged; with --quick the larger number in the first dtype only.
+_MOST_FOR_GRADIENTS = (1 << 17, 1 << 20)
 _COPIES = 3
 
 
@@ -42,7 +44,8 @@ def large_is_right(subject: Subject, trial: Trial) -> Outcome:
         return Outcome(untried=True)
     op, values, labels = subject.op, list(trial.args), subject.result_names(trial.args)
     places = None
-    if op.gradient is not None and numel <= _MOST_FOR_GRADIENTS * 5 // 4:
+    most = _MOST_FOR_GRADIENTS[subject.first or not subject.quick]
+    if op.gradient is not None and numel <= most * 5 // 4:
         places, names = subject.differentiable(trial.args), tensor_names(op, trial.args)
         labels += [f"gradient of {names[place]}" for place in places]
         values.append(subject.upstream(trial))
@@ -52,6 +55,11 @@ def large_is_right(subject: Subject, trial: Trial) -> Outcome:
     return judged(bar, found, after=f" (in rows of {_JOINED})")
 
 
+def _compiled(subject: Subject) -> tuple[Verdict, str] | None:
+    """Return None unless Triton's interpreter runs the kernels, which takes minutes for it."""
+    return (Verdict.SKIPPED, "the interpreter is too slow for it") if subject.interpreted else None
+
+
 CHECKS = (
     # The operator's own cases.
     Check("cases", output_is_right, source="cases"),
@@ -59,8 +67,22 @@ CHECKS = (
     Check("shapes", output_is_right, quick=40, full=200, turns=True),
     # Above 2^12, 2^16, 2^17 and 2^20 elements: many rows, wide rows.
     Check("large", large_is_right, quick=4, full=24, turns=True, large=True, shrink_tries=4),
+    # The same with strides and with special values.
+    Check(
+        "large mixture",
+        large_is_right,
+        layouts=LAYOUTS,
+        values=("normal", "infinities", "masked", "NaN"),
+        quick=4,
+        full=24,
+        applies=_compiled,
+        turns=True,
+        large=True,
+        shrink_tries=4,
+        once=True,
+    ),
     # Zeros, NaN, infinities, subnormal and largest numbers.
-    Check("values", output_is_right, values=VALUES, quick=64, full=256, max_numel=4096, turns=True),
+    Check("values", output_is_right, values=VALUES, quick=72, full=288, max_numel=4096, turns=True),
     # Rows that span many magnitudes, nothing narrower inside.
     Check(
         "precision", output_is_right, values=("wide", "normal"), quick=12, full=60, max_numel=4096

@@ -54,6 +54,7 @@ SPECIAL_VALUES = (
     "subnormal",
     "one max",
     "infinities",
+    "masked",
     "NaN",
 )
 VALUES = ("normal", *SPECIAL_VALUES)
@@ -90,6 +91,7 @@ class RecordedDraw:
     third, and to all of them, so that a few dozen turns cover every one. ``names``, a separate
     generator, keeps only ``KEPT_NAMES`` options of a choice between strings (such as an
     activation's name), because each compiles its own kernels and a quick run has time for few.
+    Where ``large`` inputs have values in turn, their sizes and layouts are left to chance.
     ``large`` makes one drawn size exceed a number of ``LARGE`` (of the last one, the product of
     the sizes does), and the others small; of the first ``large`` numbers one is taken, and no size
     exceeds ``largest_size``. With ``small``, all sizes are below 10.
@@ -121,7 +123,7 @@ class RecordedDraw:
     def __post_init__(self) -> None:
         if self.large:
             number, place = self.below(self.large), self.below(3)
-            if self.turn is not None and self.replay is None:
+            if self.turn is not None and self.replay is None and len(self.values) == 1:
                 number = self.turn % self.large
                 place = (self.turn + self.turn // self.large) % 3
                 self.choices[-2:] = [number, place]
@@ -244,7 +246,8 @@ class RecordedDraw:
 
     def _tensor(self, shape: tuple[int, ...], dtype: torch.dtype, any_value: bool) -> Tensor:
         _refuse_too_large(shape)
-        layout = self._in_turn(self.layouts)
+        is_large = self.target > 0  # few trials are, and their layouts are left to chance
+        layout = self._by_chance(self.layouts) if is_large else self._in_turn(self.layouts)
         kind = self._in_turn(self.values)
         seed = self._seed()
         if kind == "one max" and self._max_taken:
@@ -287,11 +290,14 @@ class RecordedDraw:
         self.seeds.append(len(self.choices))
         return self.below(1 << 16)
 
+    def _by_chance(self, options: Sequence[str]) -> str:
+        # not by choice(), because these names compile no kernels
+        return options[self.below(len(options))]
+
     def _in_turn(self, options: Sequence[str]) -> str:
         others = len(options) - 1
         if self.turn is None or self.replay is not None or others == 0:
-            # not by choice(), because these names compile no kernels
-            return options[self.below(len(options))]
+            return self._by_chance(options)
         turn_of = self.turn // others % 4
         mine = turn_of in (self._tensors, 3)
         place = 1 + self.turn % others if mine else 0
@@ -331,6 +337,9 @@ def make_values(kind: str, shape: Sequence[int], dtype: torch.dtype, seed: int) 
     if kind == "subnormal":
         return (normal * (limits.tiny / 8)).to(dtype)
     values = normal.to(dtype)
+    if kind == "masked":  # as by a causal mask: whole blocks of a long row hold nothing else
+        values[..., : shape[-1] // 2 if shape else 0] = -math.inf
+        return values
     flat = values.view(-1)
     if flat.numel() == 0:
         return values
@@ -377,7 +386,7 @@ def _strides(shape: Sequence[int], layout: str) -> tuple[list[int], int, int]:
     step, offset = 1, 0
     padding = [0] * dims  # elements left out behind all of a dimension
     if layout == "odd offset":
-        offset = 3
+        offset = 4099
     elif layout == "transposed":
         order.reverse()
     elif layout == "padded rows" and dims:

@@ -6,8 +6,8 @@ PAGE = "docs/check.md"
 
 _CHECKS = {
     "A value misses the bar": (
-        *("cases", "shapes", "large", "values", "precision", "mixture", "other dtypes", "whole"),
-        *("huge", "deterministic mode"),
+        *("cases", "shapes", "large", "large mixture", "values", "precision", "mixture"),
+        *("other dtypes", "mixed dtypes", "dimensions", "whole", "huge", "deterministic mode"),
     ),
     "Strides and shared memory": ("layouts", "strides", "aliases", "shared memory"),
     "Memory that is not written, or not its own": (
@@ -15,7 +15,15 @@ _CHECKS = {
     ),
     "Outputs of another kind": ("outputs", "held outputs", "fresh outputs", "leaks", "modes"),
     "State that stays": (
-        *("global state", "repeated", "fresh values", "many calls", "two threads", "import"),
+        *(
+            "global state",
+            "repeated",
+            "fresh values",
+            "near values",
+            "many calls",
+            "two threads",
+            "import",
+        ),
     ),
     "A gradient misses the bar": (
         *("gradient present", "gradients", "upstream", "upstream overflow", "summed"),

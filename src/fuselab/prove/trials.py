@@ -52,7 +52,7 @@ class Check:
     made. ``source`` is where trials come from; ``shrink_tries`` bounds the search for the smallest
     failing case. With ``once``, --quick makes the check in the first dtype only. With ``turns``,
     layouts and values are taken in turn instead of by chance. With ``non_empty``, inputs without
-    elements are drawn anew.
+    elements are drawn anew, and those of which none has ``least_numel`` elements.
     """
 
     name: str
@@ -68,12 +68,14 @@ class Check:
     once: bool = False
     turns: bool = False
     non_empty: bool = False
+    least_numel: int = 0
     large: bool = False
     deep: bool = False
 
 
 _COPIES_OF_A_SEARCH = 4
 _TRIES_AFTER_A_DEATH = 12  # each starts a process, which takes up to a second
+_WIDE_DRAWS = 6  # after so many, a large trial may have short rows
 _DRAWS = 20  # how often a trial of a ``non_empty`` check is drawn anew
 LEAST_SHARE = 0.25  # the share of a check's trials that is run even after its time has ended
 
@@ -175,7 +177,7 @@ def _trials(subject: Subject, check: Check, case: str | None) -> Any:
 
 
 def _drawn(subject: Subject, check: Check, index: int) -> Trial | None:
-    """Draw the trial with this index, anew where the check needs elements and there are none."""
+    """Draw the trial with this index, anew where it does not suit the check."""
     trial = None
     for again in range(_DRAWS if check.non_empty or check.large or check.deep else 1):
         found = subject.draw(
@@ -189,18 +191,29 @@ def _drawn(subject: Subject, check: Check, index: int) -> Trial | None:
             small=check.deep,
         )
         trial = found or trial
-        if found is not None and _suits(check, found):
+        if found is not None and _suits(check, found, index if again < _WIDE_DRAWS else None):
             return found
     return trial
 
 
-def _suits(check: Check, trial: Trial) -> bool:
-    """Return whether drawn inputs have the elements, or the dimensions, that the check needs."""
+def _suits(check: Check, trial: Trial, index: int | None) -> bool:
+    """Return whether drawn inputs have the elements, or the dimensions, that the check needs.
+
+    Three in four large ones with special values have long rows, which kernels take in pieces,
+    unless ``index``, which counts the trials, is None.
+    """
     if check.deep:
         shapes = [tensor.shape for tensor in tensors_in(trial.args)]
         return any(len(shape) >= 3 and min(shape) > 1 for shape in shapes)
     sizes = [tensor.numel() for tensor in tensors_in(trial.args)]
-    return all(sizes) and (not check.large or max(sizes, default=0) > trial.draw.target)
+    largest = max(sizes, default=0)
+    if check.large and len(check.values) > 1 and index is not None and index % 4 != 3:
+        widest = max(
+            (tensor.shape[-1] for tensor in tensors_in(trial.args) if tensor.ndim), default=0
+        )
+        return all(sizes) and widest > trial.draw.target
+    is_large = not check.large or largest > trial.draw.target
+    return all(sizes) and is_large and largest >= check.least_numel
 
 
 def _replay(subject: Subject, check: Check, choices: Sequence[int]) -> Trial | None:

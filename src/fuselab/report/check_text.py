@@ -9,6 +9,7 @@ from fuselab.prove.result import CheckReport, Group, Result, Verdict
 from fuselab.report.screen import as_text
 
 READABLE_ULPS = 1e6
+NOTED_ULPS = 1e3  # an error of eager's from which on a note says how it can be
 
 
 def check_text(report: CheckReport) -> str:
@@ -132,6 +133,11 @@ def notes(report: CheckReport) -> list[str]:
                 f"{group.implementation} {group.dtype} takes few of the inputs drawn: "
                 f"{group.trials} of {drawn}"
             )
+    if any(group.eager_ulp >= NOTED_ULPS for group in report.groups):
+        lines.append(
+            "thousands of ulp: of a row whose terms cancel to almost nothing eager is as far off "
+            'as the column "eager\'s" says, in its own dtype; what counts is the share "of bar"'
+        )
     if report.cut_short:
         lines.append(
             "cut short: the row's time ended first; of every check at least a quarter was run"

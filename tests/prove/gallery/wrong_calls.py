@@ -168,3 +168,28 @@ def third_backward_is_wrong(device: str) -> FusedOp:
         return tuple(grad if grad is None or not again else grad * 2 for grad in grads)
 
     return make_op("third_backward_is_wrong", device, backward=backward)
+
+
+@caught_by("modes", cpu_only="its threads are the CPU's")
+def wrong_with_three_threads(device: str) -> FusedOp:
+    """Gives each thread the same number of elements, and forgets what is left."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        threads = torch.get_num_threads()
+        if threads == 3:
+            output.view(-1)[output.numel() // threads * threads :] = 0
+        return output
+
+    return make_op("wrong_with_three_threads", device, forward)
+
+
+@caught_by("modes")
+def follows_the_default_dtype(device: str) -> FusedOp:
+    """Names no dtype for what it computes in, as code that was tried in float32 alone."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = torch.empty(honest.empty_output(input, bias).shape, device=device)
+        return output.copy_(honest.computed(input, bias, scale))
+
+    return make_op("follows_the_default_dtype", device, forward)

@@ -81,3 +81,17 @@ def draws_one_shape(name: str, device: str) -> FusedOp:
         return Inputs((draw.tensor(4, 8), draw.tensor(8), 0.5))
 
     return make_op(name, device, draw=draw)
+
+
+def draws_its_tensors_itself(name: str, device: str) -> FusedOp:
+    """Return an operator that is right for contiguous tensors, and whose draw gives no others."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        return honest.forward(wrong.as_if_contiguous(input), bias, scale)
+
+    def draw(draw: Draw) -> Inputs:
+        rows, columns = draw.size(), draw.size()
+        tensors = torch.randn(rows, columns), torch.randn(columns)
+        return Inputs((*(tensor.to(draw.device, draw.dtype) for tensor in tensors), 0.5))
+
+    return make_op(name, device, forward, draw=draw)

@@ -247,3 +247,49 @@ def last_row_without_infinities(device: str) -> FusedOp:
         return torch.where(output == math.inf, limit, output)
 
     return make_op("last_row_without_infinities", device, forward)
+
+
+def kept_by(name: str, device: str, key_of: Callable[..., Any]) -> FusedOp:
+    """Return an operator that keeps results of larger inputs under what ``key_of`` makes of
+    them."""
+    kept: dict[Any, Tensor] = {}
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        if input.numel() < 64 or input.isnan().any():
+            return honest.forward(input, bias, scale)
+        key = (input.shape, input.dtype, bias.shape, scale, *key_of(input, bias))
+        if key not in kept:
+            kept[key] = honest.forward(input, bias, scale)
+        return kept[key].clone()
+
+    return make_op(name, device, forward)
+
+
+@caught_by("near values")
+def kept_by_the_sum_of_values(device: str) -> FusedOp:
+    def key_of(input: Tensor, bias: Tensor) -> tuple[float, float]:
+        return float(input.double().sum()), float(bias.double().sum())
+
+    return kept_by("kept_by_the_sum_of_values", device, key_of)
+
+
+@caught_by("near values")
+def kept_by_some_values(device: str) -> FusedOp:
+    def key_of(input: Tensor, bias: Tensor) -> tuple[float, ...]:
+        return (*input.flatten()[::7].tolist(), *bias.tolist())
+
+    return kept_by("kept_by_some_values", device, key_of)
+
+
+@caught_by("mixed dtypes")
+def reads_a_bias_of_another_dtype(device: str) -> FusedOp:
+    """Reads the bias as if it had the input's dtype."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        dtypes = input.dtype, bias.dtype
+        if input.dtype != bias.dtype:
+            bias = bias.view(torch.uint8)[: len(bias)].to(input.dtype)
+            return honest.forward(input, bias, scale).to(torch.promote_types(*dtypes))
+        return honest.forward(input, bias, scale)
+
+    return make_op("reads_a_bias_of_another_dtype", device, forward)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import mmap
+import os
 from typing import Any
 
 import torch
@@ -178,3 +180,26 @@ def output_within_a_large_block(device: str) -> FusedOp:
         return view.copy_(honest.computed(input, bias, scale))
 
     return make_op("output_within_a_large_block", device, forward)
+
+
+@caught_by("leaks", cpu_only="a process's files are counted where nothing else opens any")
+def file_left_open(device: str) -> FusedOp:
+    kept: list[Any] = []
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        kept.append(open(os.devnull))  # noqa: SIM115 - closed when the operator goes
+        return honest.forward(input, bias, scale)
+
+    return make_op("file_left_open", device, forward)
+
+
+@caught_by("leaks", cpu_only="a driver maps memory of its own")
+def pages_left_mapped(device: str) -> FusedOp:
+    """Maps memory past every allocator that counts it."""
+    kept: list[mmap.mmap] = []
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        kept.append(mmap.mmap(-1, 1 << 16))
+        return honest.forward(input, bias, scale)
+
+    return make_op("pages_left_mapped", device, forward)

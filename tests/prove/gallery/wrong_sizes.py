@@ -107,3 +107,62 @@ def large_bias_gradient_in_halves(device: str) -> FusedOp:
         return honest.backward((True, True), without.view_as(grad_output), input, *others)
 
     return make_op("large_bias_gradient_in_halves", device, backward=backward)
+
+
+@caught_by("large")
+def input_gradient_ends_at_262144(device: str) -> FusedOp:
+    """Computes the first 2^18 elements of a gradient."""
+
+    def backward(*args: object) -> object:
+        grads = honest.backward((True, True), *args[1:])
+        grads[0].view(-1)[1 << 18 :] = 0
+        return grads
+
+    return make_op("input_gradient_ends_at_262144", device, backward=backward)
+
+
+@caught_by("large mixture")
+def strides_forgotten_in_large_inputs(device: str) -> FusedOp:
+    """Follows strides in the kernel for small inputs, and not in the one for large inputs."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        if input.numel() > 5000 and not input.is_contiguous():
+            input = input.new_zeros(input.shape)
+        return honest.forward(input, bias, scale)
+
+    return make_op("strides_forgotten_in_large_inputs", device, forward)
+
+
+@caught_by("large mixture")
+def nan_lost_between_pieces(device: str) -> FusedOp:
+    """Takes a row in pieces of 4096, and joins them by a maximum that drops NaN."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        return output.nan_to_num(nan=0.0) if output.shape[-1] > 4096 else output
+
+    return make_op("nan_lost_between_pieces", device, forward)
+
+
+@caught_by("dimensions")
+def knows_three_dimensions(device: str) -> FusedOp:
+    """Takes a tensor of four dimensions for one of three."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        if output.ndim > 3:
+            output[1:] = 0
+        return output
+
+    return make_op("knows_three_dimensions", device, forward)
+
+
+@caught_by("dimensions")
+def knows_no_scalar(device: str) -> FusedOp:
+    """Launches no program for a tensor without dimensions."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        return output if output.ndim else output.zero_()
+
+    return make_op("knows_no_scalar", device, forward)
