@@ -159,7 +159,7 @@ class TableOptimizer:
         flat = rows + self.starts
         if self.out_of_range == "ignore":
             inside = (rows >= 0) & (rows < self.sizes)
-            flat = flat.where(inside, self.starts.new_tensor(len(self.flat) - 1))
+            flat = torch.where(inside, flat, len(self.flat) - 1)
         keys, order = flat.flatten().sort(stable=True)
         begins = torch.cat([keys.new_ones(1), (keys[1:] != keys[:-1]).long()])
         run = begins.cumsum(0) - 1

@@ -277,7 +277,7 @@ class Matrices:
     def needs_64_bit_offsets(self) -> bool:
         # The margin is needed because a tile's offsets are computed before they are masked.
         furthest = (
-            (self.rows + 2048) * row + (self.columns + 2048) * column
+            (self.rows + 2048) * row + (self.columns + 8192) * column
             for row, column in (
                 (self.columns, 1),
                 (0, self.bias_stride),
