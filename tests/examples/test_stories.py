@@ -277,7 +277,7 @@ def test_tables_of_training_runs_come_from_their_files(tmp_path: Path) -> None:
         "ranges": "| cuda | eager | none | 1.500 | 20.00 | 21.50 | 0.500 |",
         "loader": "| batch 8 | 9.500 | 7.250 | 6.000 | 5.125 |",
         "parity": "| fused bf16 | 0.51020 | 0.50000 | 0.7500 to 0.7600 | 0.0002 |",
-        "modes": "| fused | 0.1000 | 97.5% | 50.00 | 2.000 kB |",
+        "modes": "| fused | 0.1000 | 97.5% | 50.00 | 2.00 kB |",
     }
     for kind, payload in payloads.items():
         file = tmp_path / f"{kind}.json"

@@ -57,7 +57,7 @@ def test_a_sync_is_charged_with_what_it_waited_for():
             p.step()
     (found,) = [f for f in p.result.findings if f.kind == "host sync"]
     assert "it waits for aten::matmul" in found.title or "it waits for aten::mm" in found.title
-    assert found.share > 0.3
+    assert 0 < found.share < 0.3  # the device idles after it; the wait itself is the product
 
 
 def test_a_pageable_copy_is_found():
