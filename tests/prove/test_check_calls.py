@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fuselab.prove.asked_edges import GuardedAllocations
 from fuselab.prove.check_calls import _first_difference
 
 
@@ -14,3 +15,14 @@ def test_the_first_call_that_differs_is_found_in_results_of_any_rank():
     assert _first_difference([alike, numbers]) == 2
     assert _first_difference([torch.full((4,), float("nan"))]) is None
     assert _first_difference([torch.zeros(4, 0)]) is None
+
+
+def test_a_tensor_without_memory_has_no_edges() -> None:
+    """A launcher may compute strides with meta tensors, as that of generalized_box_iou_loss."""
+    with GuardedAllocations() as allocations:
+        shape = torch.empty(3, 5, device="meta")
+        memory = torch.empty(3, 5)
+    assert shape.is_meta and len(allocations.watched) == 1
+    assert not allocations.written()
+    torch.as_strided(memory, (1,), (1,), memory.storage_offset() - 1).zero_()
+    assert allocations.written()

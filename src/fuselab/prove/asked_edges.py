@@ -107,7 +107,9 @@ class GuardedAllocations(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in ALLOCATIONS and isinstance(result, Tensor) and result.numel():
+        if func not in ALLOCATIONS or not isinstance(result, Tensor) or result.is_meta:
+            return result  # a tensor without memory stands for a shape
+        if result.numel():
             result = guarded(result.fill_(poison_of(result.dtype, math.nan)), 7.0)
             self.watched.append((result, edges_of(result)))
         return result
