@@ -277,15 +277,16 @@ class Matrices:
     def needs_64_bit_offsets(self) -> bool:
         # The margin is needed because a tile's offsets are computed before they are masked.
         furthest = (
-            (self.rows + 2048) * row + (self.columns + 8192) * column
+            (self.rows + 2048) * row + (self.columns + 2048) * column
             for row, column in (
                 (self.columns, 1),
                 (0, self.bias_stride),
                 *zip(self.strides[:-1:2], self.strides[1::2], strict=True),
             )
         )
-        # A row index is advanced by a step of all blocks' tiles before it is compared.
-        return max(*furthest, self.rows + 2**24) > 2**31 - 1
+        # A row index is advanced by a step of all blocks' tiles before it is compared. A tile of
+        # few rows has up to 8192 columns, which are compared before a stride multiplies them.
+        return max(*furthest, self.rows + 2**24, self.columns + 2**24) > 2**31 - 1
 
     def empty_sums(self, blocks: int) -> Tensor:
         """Return a tensor for the blocks' column sums: the bias's gradient itself for one block."""
