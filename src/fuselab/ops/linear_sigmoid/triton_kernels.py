@@ -42,7 +42,7 @@ def _loss_gradient(z, target):
     """Return sigmoid(z) - t. Near 1 it is computed from 1 - sigmoid(z) to keep its digits, for 1 -
     t is exact from 0.5 to 2. It is selected, not multiplied: an infinite target times a gate that
     underflowed would be NaN."""
-    gate, complement = _logistic(z)
+    gate, complement = _logistic(z, False)
     return tl.where(target > 0.5, (1.0 - target) - complement, gate - target)
 
 
@@ -90,7 +90,7 @@ def forward(
         z = tl.sum(products, axis=1) + added
         inside = row < last
         if KIND == "sigmoid":
-            result, _complement = _logistic(z)
+            result, _complement = _logistic(z, False)
         else:
             t = tl.load(target + row * target_row, inside, 0.0).to(tl.float32)
             if KIND == "gradient":
