@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import torch
 from random_programs import RandomProgram, judged
 
 from fuselab.ejection.eject import eject
-from fuselab.errors import EjectError
 from fuselab.prove.draw import RecordedDraw
 from fuselab.prove.load import load_op
 from fuselab.runtime import interpreter
@@ -106,10 +106,17 @@ def test_kernels_leave_a_rounding_between_steps_to_the_reference(tmp_path: Path)
     )
 
 
-def test_a_rounding_that_kernels_would_lose_is_refused(tmp_path: Path) -> None:
+def test_a_rounding_that_kernels_would_lose_ends_their_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     args = (torch.ones(4, 5), torch.ones(5))
-    with pytest.raises(EjectError, match=r"float16 between two steps \(.*test_random_programs"):
-        eject(rounded_to_half, *args, out=tmp_path / "refused")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    eject(rounded_to_half, *args, out=tmp_path / "rounded_in_between", name="rounded_in_between")
+    ejected = importlib.import_module("rounded_in_between").rounded_in_between
+    generator = torch.Generator().manual_seed(3)
+    drawn = [torch.randn(shape, generator=generator) for shape in ((33, 7), (7,))]
+    assert torch.equal(ejected(*drawn), rounded_to_half(*drawn))
+    assert not torch.equal(ejected(*drawn), drawn[0] * 3 * drawn[1])
     eject(half_returned, *args, out=tmp_path / "returned")
     found = interpreter.run(f"{tmp_path / 'returned'}/op.py:forward_triton", *args)
     assert found.dtype == torch.float16
