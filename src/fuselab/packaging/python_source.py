@@ -175,7 +175,7 @@ def _bring(file: Path, names: list[str], files: dict[str, str]) -> None:
     if file.stem in ("op", "reference", "triton_kernels", "launch", "gradient"):
         raise TargetError(f"{file} has a name that a kernel package uses itself; rename it.")
     cut = sliced(file, names)
-    files[file.name] = f'"""What the package needs of {file.name}."""\n\n{cut.text}'
+    files[file.name] = f'"""The definitions of {file.name} that the package needs."""\n\n{cut.text}'
     files.update(cut.files)
 
 

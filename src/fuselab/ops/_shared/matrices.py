@@ -36,16 +36,17 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.addmm(bias, rows, weight.t())
 
 
-# Multiplications of a product from which on it is worth two copies to align its depth.
+# Multiplications of a product from which on two copies are made to align its depth.
 _LARGE_PRODUCT = 2**30
 
 
 def depth_aligned(rows: int, columns: int, *matrices: Tensor) -> tuple[Tensor, ...]:
     """Return the matrices of a (rows, columns) product with their depth, the second dimension,
-    padded with zeros to a multiple of 16 bytes, where that makes the library's product faster.
+    padded with zeros to a multiple of 16 bytes, if the product is large, in 16 bits and on a GPU.
 
-    cuBLAS's kernels for 16-bit rows that are no multiple of 16 bytes reach a tenth of the others'
-    rate on an H200. Small products, other dtypes and CPUs get the matrices as they are.
+    cuBLAS computes 50000x367->512 in bfloat16 at 84 TFLOP/s on an H200, because rows of 367
+    elements begin between its vectors. The padded product and the size from which it pays are not
+    timed yet. Small products, other dtypes and CPUs get the matrices as they are.
     """
     depth, itemsize = matrices[0].shape[1], matrices[0].element_size()
     extra = -depth % (16 // itemsize)
