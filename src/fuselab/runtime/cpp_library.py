@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fuselab.errors import BuildError, IndexRangeError, LaunchError, OperandError
-from fuselab.runtime import cache
+from fuselab.runtime import cache, precompiled_header
 from fuselab.runtime.compiler import compiler, compiler_version, run_compiler
 from fuselab.runtime.instruction_set import compiler_options
 
@@ -183,12 +183,17 @@ class CppLibrary:
             for index, expression in enumerate(expressions)
         )
         source = f'#include "{self.path.resolve()}"\n{_ENTRY}{"".join(exports)}'
-        compile_library(
-            source,
-            library,
-            (*options(), f"-I{cache.HEADERS}"),
-            f"{self.path.name}: {', '.join(expressions)}",
-        )
+        general = (*options(), f"-I{cache.HEADERS}")
+        text = cache.source_text(self.path, cache.HEADERS)
+        before = precompiled_header.options_for(text, general, _cpu())
+        what = f"{self.path.name}: {', '.join(expressions)}"
+        try:
+            compile_library(source, library, (*general, *before), what)
+        except BuildError:
+            if not before:
+                raise
+            # Names of the user's own may be those of a header that the source does not include.
+            compile_library(source, library, general, what)
 
 
 def raise_kernel_error(message: str) -> None:
