@@ -179,6 +179,7 @@ def test_a_real_kernel_under_ncu(tmp_path):
     found = profile_kernel(target, "gemm|nvjet|cutlass", report)
     assert report.stat().st_size > 1000
     for one in found:
-        assert one.us > 0 and one.grid > 0 and one.block > 0 and one.waves > 0
+        assert one.us > 0 and one.grid > 0 and one.block > 0
+        assert one.waves >= 0  # of a few blocks ncu writes 0.00
         assert 0 < one.occupancy_reached <= one.occupancy_asked <= 1
         assert 0 <= one.dram_share <= 1.05 and one.stalls and one.limits

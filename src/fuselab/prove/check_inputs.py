@@ -181,14 +181,22 @@ def mixed_dtypes_are_right(subject: Subject, trial: Trial) -> Outcome:
 
 
 def other_dimensions_are_right(subject: Subject, trial: Trial) -> Outcome:
-    """Judge calls on tensors of four dimensions and more, and of none: they are refused, or
-    right."""
-    tensors = tensors_in(trial.args)
+    """Judge calls on tensors of four dimensions and more, and of none: they are refused, or right.
+
+    Integers are 0 in these calls: an index that the operator drew counts into dimensions that are
+    others now, and one out of range ends the work of a GPU.
+    """
+    tensors = [
+        tensor if tensor.is_floating_point() else torch.zeros_like(tensor)
+        for tensor in tensors_in(trial.args)
+    ]
     most = max((tensor.ndim for tensor in tensors), default=0)
     places = [place for place, tensor in enumerate(tensors) if tensor.ndim == most]
     shape = (2, 1, 3, 1)[: max(2, 4 - most)]
-    more = [torch.stack([tensor] * math.prod(shape)) for tensor in at(trial.args, places)]
-    more = [tensor.reshape(*shape, *tensor.shape[1:]) for tensor in more]
+    more = [
+        torch.stack([tensors[place]] * math.prod(shape)).reshape(*shape, *tensors[place].shape)
+        for place in places
+    ]
     outcome = _taken_is_right(
         subject, trial, filled(trial.args, places, more), f" of {most + len(shape)} dimensions"
     )
