@@ -92,6 +92,7 @@ def test_operators_check_and_bench_need_no_optional_package(hide: Callable[..., 
 NEED_EXTRAS = (
     "fuselab.cli.",
     "fuselab.data.parquet",
+    "fuselab.distributed.torchrec_",
     "fuselab.report.check_text",
     "fuselab.report.html",
     "fuselab.report.judge_text",
@@ -175,8 +176,9 @@ def test_the_sentence_and_the_type() -> None:
 def test_all_is_every_extra_of_users() -> None:
     extras = PROJECT["optional-dependencies"]
     (everything,) = extras["all"]
+    # torchrec is bound to one torch, and its kernels to a GPU
     names = set(everything.removeprefix("fuselab[").removesuffix("]").split(","))
-    assert names == set(extras) - {"all", "dev", "oracle"}
+    assert names == set(extras) - {"all", "dev", "oracle", "torchrec"}
     assert "fuselab[all]" in extras["dev"]
     assert not any(
         line.startswith(("typer", "click", "rich", "matplotlib", "jinja2", "pyarrow"))
