@@ -103,7 +103,10 @@ def test_other_files_of_the_folder_are_not_touched(
     [
         (["softmax", "--as", "wheel"], "comes with fuselab"),
         (["nowhere", "--as", "wheel"], "unknown operator 'nowhere'"),
-        (["PACKAGE", "--as", "egg"], "unknown form 'egg'; known: kernels, wheel"),
+        (
+            ["PACKAGE", "--as", "egg"],
+            "unknown form 'egg'; known: cmake, kernels, load_inline, wheel",
+        ),
         (["PACKAGE", "--as", "wheel", "--version", "one"], "write it as 0.1.0"),
         (["PACKAGE", "--as", "kernels", "--version", "0.1"], "a whole number"),
         (["PACKAGE", "--as", "wheel", "--name", "A-b"], "Python identifier"),

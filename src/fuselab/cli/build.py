@@ -24,7 +24,12 @@ def build(
     ],
     form: Annotated[
         str,
-        option("wheel, or kernels: the folder that Hugging Face's kernels loads.", "FORM", "--as"),
+        option(
+            "wheel; kernels, the folder that Hugging Face's kernels loads; cmake or load_inline, "
+            "the operators in C++ for programs without Python, or for this one.",
+            "FORM",
+            "--as",
+        ),
     ],
     output: Annotated[Path, output_option("Where to write it.", "DIR", FOLDER)],
     name: Annotated[
@@ -35,9 +40,9 @@ def build(
     ] = None,
     json: Json = None,
 ) -> None:
-    """Make a wheel, or a folder for the Hub, of a kernel package.
+    """Make a wheel, a folder for the Hub, or C++ operators of a kernel package.
 
-    What is built is imported once, alone, in a process of its own.
+    A wheel, a Hub folder and an extension are imported once, alone, in a process of their own.
     """
     from fuselab.errors import UnknownNameError
     from fuselab.packaging.build import FORMS, VERSIONS, read
@@ -45,7 +50,7 @@ def build(
 
     if form not in FORMS:
         raise UnknownNameError("form", form, FORMS)
-    facts = FORMS[form](read(package, name), output, version or VERSIONS[form])
+    facts = FORMS[form](read(package, name), output, version or VERSIONS.get(form, ""))
     print(f"{', '.join(facts['operators'])}: {', '.join(facts['written'])}")
     print(f"  needs {', '.join(facts['needs'])}")
     for note in facts["notes"]:

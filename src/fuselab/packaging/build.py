@@ -1,4 +1,5 @@
-"""``fuselab build``: a kernel package as a wheel, or as a folder for Hugging Face's ``kernels``."""
+"""``fuselab build``: a kernel package as a wheel, as a folder for Hugging Face's ``kernels``, or as
+C++."""
 
 from __future__ import annotations
 
@@ -25,6 +26,8 @@ from fuselab.errors import (
     OutputError,
     TargetError,
 )
+from fuselab.op import FusedOp
+from fuselab.packaging import native
 from fuselab.packaging.new import check_name
 from fuselab.prove import load as loading
 from fuselab.report.files import folder_for_results
@@ -42,8 +45,9 @@ _EARLIER = ("build", "torch-ext")
 class Package:
     """The files of a package by name, as bytes, and what it needs.
 
-    ``operators`` are the names of its operators. ``needs`` are the distributions that it imports.
-    ``is_standalone`` says that it runs without fuselab, which only its contract imports.
+    ``operators`` are the names of its operators, and ``declared`` their declarations. ``needs`` are
+    the distributions that it imports. ``is_standalone`` says that it runs without fuselab, which
+    only its contract imports.
     """
 
     name: str
@@ -51,6 +55,7 @@ class Package:
     operators: Sequence[str]
     needs: Sequence[str]
     is_standalone: bool
+    declared: Sequence[FusedOp] = ()
 
 
 def read(spec: str, name: str | None = None) -> Package:
@@ -85,7 +90,7 @@ def read(spec: str, name: str | None = None) -> Package:
     needs = ["torch"]
     needs += ["triton"] if any(map(_TRITON.search, python.values())) else []
     needs += [] if is_standalone else [f"fuselab=={fuselab.__version__}"]
-    return Package(named, files, operators, needs, is_standalone)
+    return Package(named, files, operators, needs, is_standalone, held)
 
 
 def _is_for_fuselab(name: str) -> bool:
@@ -271,9 +276,55 @@ def _refuse_other_folder(output: Path, hub_name: str) -> None:
         raise OutputError(f"{output} holds other files; give a folder of its own for {hub_name}.")
 
 
+def build_cmake(package: Package, output: Path, version: str) -> dict[str, Any]:
+    """Write a CMake project of the package's operators against libtorch; return facts about it.
+
+    Raises OutputError, UnsupportedError for an operator that has no form in C++.
+    """
+    _refuse_cpp_over_other(output, native.PROJECT)
+    with folder_for_results(output) as made:
+        project = native.cmake_project(package.name, package.declared)
+        _write(made, project.files)
+    torch_folder = "$(python -c 'import torch; print(torch.utils.cmake_prefix_path)')"
+    facts = _facts(
+        package,
+        [str(output)],
+        f"cmake -S {output} -B {output}/build -DCMAKE_PREFIX_PATH={torch_folder} && cmake --build "
+        f"{output}/build",
+    )
+    return {**facts, "needs": ["libtorch", "a C++20 compiler"], "notes": list(project.notes)}
+
+
+def build_load_inline(package: Package, output: Path, version: str) -> dict[str, Any]:
+    """Write a Python package that compiles the operators as a C++ extension when it is imported.
+
+    It is ``OUTPUT/NAME_native``, which is imported once here and therefore compiled. Raises
+    BuildError, OutputError, UnsupportedError.
+    """
+    named = f"{package.name}_native"
+    _refuse_cpp_over_other(output / named, "__init__.py")
+    with folder_for_results(output) as made:
+        project = native.inline_package(package.name, package.declared)
+        _write(made / named, project.files)
+        _try_import(made, named)
+    facts = _facts(package, [str(output / named)], f"from {named} import {project.offered}")
+    return {**facts, "needs": ["torch", "a C++20 compiler"], "notes": list(project.notes)}
+
+
+def _refuse_cpp_over_other(output: Path, mark: str) -> None:
+    """Raise OutputError if a folder holds something other than an earlier build."""
+    if not output.is_dir() or not any(output.iterdir()):
+        return
+    held = output / mark
+    if not held.is_file() or native.SIGNATURE not in held.read_text("utf-8"):
+        raise OutputError(f"{output} holds other files; give a folder of its own.")
+
+
 FORMS: Mapping[str, Callable[[Package, Path, str], dict[str, Any]]] = {
     "wheel": build_wheel,
     "kernels": build_kernels_folder,
+    "cmake": build_cmake,
+    "load_inline": build_load_inline,
 }
 VERSIONS = {"wheel": "0.1.0", "kernels": "1"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -17,7 +18,7 @@ NARROW = 32
 # Rows that are fewer in a run are not.
 FEW = 8
 
-_TYPES = {
+CPP_TYPES = {
     torch.float32: "float",
     torch.float64: "double",
     torch.float16: "Half",
@@ -37,6 +38,11 @@ class CppSweeps:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._source = CppSource(path)
 
+    @property
+    def path(self) -> Path:
+        """The file that has the kernels."""
+        return self._source.path
+
     def run(
         self, name: str, swept: Sweep, compute: torch.dtype, numbers: Sequence[int] = ()
     ) -> None:
@@ -49,7 +55,7 @@ class CppSweeps:
         swept.order_rows_by_result()
         tensors = [tensor for tensor in swept.tensors if tensor is not None]
         lane = "row" if _lanes_are_rows(swept) else "column"
-        types = ", ".join([_TYPES[compute], *(_TYPES[tensor.dtype] for tensor in tensors)])
+        types = ", ".join([CPP_TYPES[compute], *(CPP_TYPES[tensor.dtype] for tensor in tensors)])
         loops = swept.numbers()
         self._source.launch(
             f"kernels::{name}<Lane::{lane}, {types}>",

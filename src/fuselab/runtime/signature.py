@@ -41,7 +41,7 @@ def mismatch(
         for size, word in zip(tensor.shape, words, strict=True):
             if "//" in word or word == "_":
                 continue
-            expected = int(word) if word.isdigit() else sizes.setdefault(word, int(size))
+            expected = int(word) if word.isdigit() else sizes.setdefault(word, size)
             if size != expected:
                 return f"argument {place} has a dimension of size {size} where {expected} is needed"
     for place, (tensor, pattern) in enumerate(operands, 1):
@@ -98,6 +98,12 @@ def outputs_like(reference: Callable[..., Any], *args: Any) -> tuple[Tensor, ...
             (arg.shape, arg.stride(), arg.dtype) if isinstance(arg, Tensor) else arg for arg in args
         ),
     )
+    if any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape):
+        like = tensors_in((reference(*on_meta(args)),))  # sizes to be, which no table holds
+        return tuple(
+            torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=tensors[0].device)
+            for one in like
+        )
     found = _OUTPUTS.get(key)
     if found is None:
         if len(_OUTPUTS) >= _HELD:

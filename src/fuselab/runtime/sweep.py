@@ -278,6 +278,11 @@ def _dims(pattern: str) -> list[str]:
     return [group or word for group, word in re.findall(r"\(([^)]*)\)|(\S+)", pattern)]
 
 
+def axes_of_dims(pattern: str) -> list[list[str]]:
+    """Return the axes of each dimension of a pattern, outermost first."""
+    return [[axis for axis in dim.split() if axis != "1"] for dim in _dims(pattern)]
+
+
 def _chosen(tensor: Tensor, pattern: str) -> list[tuple[int, int]]:
     """Return stride and size of each dimension along which the kernel computes the position."""
     dims = enumerate(_dims(pattern))
@@ -291,7 +296,7 @@ def _repeated(
     which it has one, and its pattern. It is read in the same order as every other copy, so that
     its loops join theirs."""
     sizes = {axis: size for own in loops for axis, size in own.items()}
-    dims = [[axis for axis in dim.split() if axis != "1"] for dim in _dims(pattern)]
+    dims = axes_of_dims(pattern)
     own_axes = [axis for axes in dims for axis in axes]
     if tensor is None or CHOSEN in own_axes:
         return tensor, pattern
@@ -305,8 +310,7 @@ def _repeated(
 
 def _steps(tensor: Tensor | None, pattern: str, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the stride of each axis that the tensor has."""
-    dims = _dims(pattern)
-    named = [[axis for axis in dim.split() if axis != "1"] for dim in dims]
+    named = axes_of_dims(pattern)
     steps: dict[str, int] = {}
     if tensor is None:
         step = 1
