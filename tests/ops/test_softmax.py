@@ -343,7 +343,24 @@ def test_candidates_hold_the_width_and_begin_with_the_default(step, itemsize):
                     assert held >= width and candidate.cluster <= largest
                     assert max(candidate.threads, 128) * candidate.blocks <= 2048
             table = cuda_launch.CUDA_ROWS[step, itemsize][largest == 1]
-            assert candidates[0] in table or "piece" in candidates[0]
+            of_few = cuda_launch.cuda_candidates(step, itemsize, width, largest, many=False)[0]
+            assert of_few in table or "piece" in of_few
+            assert of_few in candidates
+
+
+@pytest.mark.parametrize("step", ["forward", "backward"])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_many_rows_have_threads_with_few_empty_slots(step, itemsize):
+    """Of a row that one block holds, at least 0.6 of the slots are used, also by rows that begin
+    between vectors, and no power of two gets another spread than the table's."""
+    for width in range(128, 8192, 7):
+        first = cuda_launch.cuda_candidates(step, itemsize, width, 16)[0]
+        assert width >= 0.6 * first.threads * first.elements, (width, first)
+        assert first.elements % (16 // itemsize) == 0
+        assert max(first.threads, 128) * first.blocks <= 2048
+    for width in (64, 256, 1024, 4096):
+        few = cuda_launch.cuda_candidates(step, itemsize, width, 16, many=False)
+        assert cuda_launch.cuda_candidates(step, itemsize, width, 16)[0] == few[0]
 
 
 @pytest.mark.parametrize(

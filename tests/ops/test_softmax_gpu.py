@@ -101,6 +101,14 @@ def test_rows_that_begin_between_vectors(form, dtype):
     assert_forward(partial(cuda_launch.forward, form=form), inside, form=form)
 
 
+@forms
+@dtypes
+def test_many_rows_of_a_width_that_fits_no_power_of_two(form, dtype):
+    for width in (65, 129, 257, 300, 513, 700, 1023, 1100, 1500, 3000, 5000, 10_007):
+        rows = 2**20 // width + 9
+        check(cuda_launch, form, normal(rows, width, dtype=dtype, seed=width).cuda())
+
+
 @launchers
 @kinds(
     "shape",

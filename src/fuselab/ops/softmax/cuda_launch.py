@@ -135,6 +135,21 @@ CUDA_ROWS = {
     ("backward", 8): (_DOUBLE, _DOUBLE),
 }
 
+# Blocks' worth of ``_NARROW_BLOCK`` threads of a multiprocessor that run without spilling, by the
+# most elements per thread (sm_90, both forms, shifted rows or not, CUDA 13.0).
+_RESIDENT = {
+    ("forward", 2): ((16, 16), (24, 12), (40, 8)),
+    ("forward", 4): ((16, 16), (20, 12), (40, 8)),
+    ("backward", 2): ((16, 16), (24, 12), (40, 8)),
+    ("backward", 4): ((8, 16), (24, 8), (32, 6), (40, 4)),
+}
+# Every slot of a thread costs its instructions, used or not, and 16-bit rows are bound by them. A
+# spread of another number of vectors is used where it has so many times fewer slots than the line.
+# Of a bfloat16 row of 257 in slots of 512, half of the 664 instructions of a warp did nothing; four
+# such rows in the slots of 8 threads with 40 elements take 1208 together.
+_WORTH_A_CLOSER_FIT = 1.25
+_MANY_ELEMENTS = 2**20  # of fewer, few threads per row would leave most multiprocessors idle
+
 # Rows wider than the tables are split into pieces of ``piece`` elements, one block each, with
 # ``vectors`` vectors per thread in flight: 62 blocks for a row of 1,000,000. Such a row takes two
 # more passes over memory than a row on chip, less what L2 still has. Pieces half and twice as long
@@ -179,11 +194,32 @@ def _largest_cluster(width: int, device: torch.device) -> int:
     return 16 if width > _ASKS_FOR_16 and _has_clusters_of_16(device) else 8
 
 
-def cuda_candidates(step: str, itemsize: int, width: int, largest: int) -> tuple[Config, ...]:
-    """Return the configurations that tuning may choose from for rows of ``width``, the tables'
-    choice first: all spreads that fit it without spilling, at full occupancy, and in one block also
-    at half; and pieces. ``itemsize`` is that of the widest dtype, ``largest`` the blocks of the
-    largest cluster.
+def _closest(step: str, itemsize: int, width: int) -> Config | None:
+    """Return the spread over threads of one block that has the fewest slots for a row of ``width``,
+    of any number of vectors per thread; None for rows that no such spread fits."""
+    vector = 16 // itemsize
+    fitting = [
+        (threads * elements, -threads, elements)
+        for threads in (4, 8, 16, 32, 64, 128, 256, 512)
+        for elements in range(16, 40 + 1 if threads <= 32 else 24 + 1, vector)
+        if threads * elements >= width
+    ]
+    if itemsize == 8 or not fitting:
+        return None
+    slots, _, elements = min(fitting)
+    threads = slots // elements
+    blocks = next(blocks for most, blocks in _RESIDENT[step, itemsize] if elements <= most)
+    return _row(threads, elements, blocks * _NARROW_BLOCK // max(threads, _NARROW_BLOCK))
+
+
+def cuda_candidates(
+    step: str, itemsize: int, width: int, largest: int, many: bool = True
+) -> tuple[Config, ...]:
+    """Return the configurations that tuning may choose from for rows of ``width``, the default
+    first: all spreads that fit it without spilling, at full occupancy, and in one block also at
+    half; and pieces. The default is the tables' choice, or with ``many`` elements a closer fit.
+
+    ``itemsize`` is that of the widest dtype, ``largest`` the blocks of the largest cluster.
     """
     with_clusters, one_block = CUDA_ROWS[step, itemsize]
     width = _room(itemsize, width)
@@ -193,6 +229,11 @@ def cuda_candidates(step: str, itemsize: int, width: int, largest: int) -> tuple
         if _width(line) >= width and line.cluster <= largest
     ]
     default = lines[0] if lines else _PIECES
+    on_one_block = "cluster" in default and default.cluster == 1
+    closest = _closest(step, itemsize, width) if many and on_one_block else None
+    first: tuple[Config, ...] = (default,)
+    if closest and _width(closest) * _WORTH_A_CLOSER_FIT <= _width(default):
+        first = (closest, default)
     bucket = power_of_two(width)
     fitting = _FITTING_THREADS[step, itemsize]
     if width <= 512:
@@ -202,7 +243,7 @@ def cuda_candidates(step: str, itemsize: int, width: int, largest: int) -> tuple
             for threads in (4, 8, 16, 32)
             if threads * elements == bucket and 16 <= elements * itemsize <= 64 and itemsize < 8
         ]
-        return tuple(dict.fromkeys((default, *narrow)))
+        return tuple(dict.fromkeys((*first, *narrow)))
     spreads = [
         _row(threads, elements, most // threads // share, cluster)
         for elements, most in fitting
@@ -214,12 +255,19 @@ def cuda_candidates(step: str, itemsize: int, width: int, largest: int) -> tuple
         if most * elements <= 32768 or threads >= 512  # few with terms twice: each is compiled
     ]
     pieces = (_PIECES,) if width > 16384 else ()
-    return tuple(dict.fromkeys((default, *spreads, *pieces)))
+    return tuple(dict.fromkeys((*first, *spreads, *pieces)))
 
 
 @functools.lru_cache(1024)
 def _configs(step: str, itemsize: int, width: int, device: torch.device) -> tuple[Config, ...]:
     return cuda_candidates(step, itemsize, width, _largest_cluster(width, device))
+
+
+@functools.lru_cache(1024)
+def _configs_of_few(
+    step: str, itemsize: int, width: int, device: torch.device
+) -> tuple[Config, ...]:
+    return cuda_candidates(step, itemsize, width, _largest_cluster(width, device), many=False)
 
 
 def _launch(step: str, form: Form, rows: Rows, tensors: tuple[Tensor, ...]) -> None:
@@ -238,7 +286,8 @@ def _launch(step: str, form: Form, rows: Rows, tensors: tuple[Tensor, ...]) -> N
         count, width = i64(rows.rows), i64(rows.width)
         CUDA.launch(expression, grid, (block, 1, 1), (*tensors, count, width, *places))
         return
-    config = chosen("cuda", _configs, step, form, rows, tensors)
+    candidates = _configs if rows.rows * rows.width >= _MANY_ELEMENTS else _configs_of_few
+    config = chosen("cuda", candidates, step, form, rows, tensors)
     if "cluster" in config:
         block = config.threads if config.threads > 32 else _NARROW_BLOCK
         grid = (ceil_div(rows.rows * config.threads * config.cluster, block), 1, 1)
@@ -384,6 +433,11 @@ def _representative_expressions() -> tuple[str, ...]:
                     _resident(step, (*form, *types), lengths, line, True) for line in lines[::4]
                 ]
             found += _in_pieces(step, (*form, *types), lengths, 2**20, _PIECES)
+    for dtype, width in ((torch.bfloat16, 257), (torch.bfloat16, 1500), (torch.float32, 1023)):
+        types, vector = (CUDA_NAMES[dtype],) * 2, 16 // dtype.itemsize
+        for step, form, lengths in _steps(vector):
+            line = cuda_candidates(step, dtype.itemsize, width, 1)[0]
+            found += [_resident(step, (*form, *types), lengths, line, width % 2 == 1)]
     for config in (_row(1024, 32, 2), _row(512, 32, 4, cluster=4)):  # terms twice
         for _, form, lengths in (*_steps(8)[:2], *_steps(1)[:2]):
             for output in ("__half", "__nv_bfloat16"):
