@@ -244,7 +244,7 @@ def _survey(given: dict[str, Any]) -> None:
     run_with_pinned_allocation(given["context"], where)
 
     from fuselab.composition import Composition
-    from fuselab.prove import survey
+    from fuselab.prove import survey, survey_ahead
     from fuselab.prove.load import load
     from fuselab.runtime import surveyed_choice
 
@@ -266,6 +266,7 @@ def _survey(given: dict[str, Any]) -> None:
         budget_s=given["budget"],
         folder=given["output"],
         named=given["op"],
+        ahead=survey_ahead.processes(where),
         progress=say,
     )
     tables.console().print(survey_text.survey_table(found))

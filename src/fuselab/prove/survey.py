@@ -35,6 +35,7 @@ from fuselab.prove.bench_providers import Provider, select
 from fuselab.prove.bench_result import Group
 from fuselab.prove.bench_run import Run
 from fuselab.prove.bench_work import CaseArguments, Work
+from fuselab.prove.survey_ahead import compile_ahead
 from fuselab.prove.survey_result import Survey, Surveyed, survey_from
 from fuselab.prove.survey_space import Space, SurveyPoint, point_of
 from fuselab.report import files
@@ -66,6 +67,7 @@ def survey(
     budget_s: float | None = None,
     folder: Path | None = None,
     named: str | None = None,
+    ahead: int = 0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Survey:
     """Time ``auto`` and every implementation beside eager and torch.compile at points drawn from
@@ -84,6 +86,8 @@ def survey(
         folder: keeps the survey in ``survey.json``, written after every point; one that is there is
             continued.
         named: how commands name the operator; the default is its name.
+        ahead: so many processes compile for the points before the first is timed; they load the
+            operator by ``named``.
         progress: called with a line before each point.
 
     Raises:
@@ -125,8 +129,19 @@ def survey(
             found = _continued(folder, found)
         timing = _Timing(op, judged, where, chosen, measured_ceilings(where), budget_s, seed)
         kept = {point.index for point in found.points}
+        left = [number for number in numbers if number not in kept]
+        if ahead and named is not None:
+            asked = {
+                "named": named,
+                "seed": seed,
+                "backward": backward,
+                "providers": providers,
+                "dtypes": [dtype_name(dtype) for dtype in dtypes] if dtypes else None,
+                "device": str(where),
+            }
+            compile_ahead(asked, left, ahead, progress)
         with _compiling_once():
-            for number in (one for one in numbers if one not in kept):
+            for number in left:
                 point = point_of(op, space, seed, number)
                 progress(f"{op.short_name}: point {number}, {point.title}")
                 done(timing.surveyed(point, phases))
@@ -135,6 +150,38 @@ def survey(
             if again is not None:
                 done(again)
     return found
+
+
+def calls_of(
+    subject: FusedOp | Composition,
+    numbers: Sequence[int],
+    seed: int,
+    phases: Sequence[str],
+    providers: Sequence[str] | None,
+    dtypes: Sequence[torch.dtype] | None,
+    device: torch.device,
+) -> Iterator[Callable[[], Any]]:
+    """Yield a call of every provider at every point and phase, as they are timed; points that the
+    operator refuses have none."""
+    op = subject.as_operator() if isinstance(subject, Composition) else subject
+    judged = "fused" if isinstance(subject, Composition) else "auto"
+    chosen = _providers(op, providers, device, judged)
+    space = Space.of(op, device, dtypes)
+    timing = _Timing(op, judged, device, chosen, measured_ceilings(device), BUDGET_S, seed)
+    with _compiling_once():
+        for number in numbers:
+            point = point_of(op, space, seed, number)
+            made = CaseArguments(op, point.case, device, point.dtype)
+            for phase in phases:
+                try:
+                    work = Work(op, point.case, device, point.dtype, phase, made)
+                except Exception:  # the reference may raise anything
+                    break
+                run = timing.run(work, again=False)
+                run.prepare()
+                yield from (calls.timed for calls in run.calls.values())
+                del work, run
+                give_memory_back(device)
 
 
 class _Timing:
@@ -196,8 +243,10 @@ class _Timing:
             give_memory_back(self.device)
         return replace(surveyed, again=(*surveyed.again, *groups))
 
-    def _group(self, work: Work, again: bool) -> Group:
-        run = Run(
+    def run(self, work: Work, again: bool) -> Run:
+        """Return the run that times a call of the point; with ``again``, longer, by another seed
+        and beside code that torch.compile makes for its shapes alone."""
+        return Run(
             work,
             self.static if again else self.dynamic,
             self.ceilings,
@@ -207,6 +256,9 @@ class _Timing:
             captured=self.device.type == "cuda",
             fewest=LOOKS[0],
         )
+
+    def _group(self, work: Work, again: bool) -> Group:
+        run = self.run(work, again)
         with fallback.strict(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"torch\._inductor")  # advice on a reference
             if again:
