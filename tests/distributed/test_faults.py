@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from fuselab.distributed.launch import _told
-from fuselab.distributed.ranks import LOST, Ranks, spoken
+from fuselab.distributed.ranks import LOST, Ranks, _store, spoken
 from fuselab.models.dlrm import DlrmConfig
 from fuselab.train import checkpoint
 from fuselab.train.dlrm import Plan, Run
@@ -92,6 +93,23 @@ def test_which_rank_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert _told({0: LOST, 1: 2}) == 2
     assert _told({0: 130, 1: 130}) == 130
     assert capsys.readouterr().err == ""
+
+
+def test_a_restarted_rank_reads_no_address_of_a_killed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's agent keeps its store over restarts; each attempt gets a part of its own."""
+    agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    given = {
+        "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agent.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+    }  # fmt: skip
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    first, rank, world_size = _store()
+    assert (rank, world_size) == (0, 2)
+    first.set("address", "of the killed")
+    assert _store()[0].check(["address"])
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert not _store()[0].check(["address"])
 
 
 def _children(pid: int) -> list[int]:

@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from fuselab.errors import DeviceError, FuselabError
 
@@ -129,12 +131,26 @@ def joined(device: torch.device) -> Iterator[Ranks]:
         torch.cuda.set_device(where)
     with _ends_in_time():
         backend = "nccl" if where.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=_TIMEOUT)
+        store, rank, world_size = _store()
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT
+        )
         ids = dist.new_group(timeout=_TIMEOUT)
         yield Ranks(dist.get_rank(), dist.get_world_size(), where, ids)
         # Only after a sound end: with a peer gone, this could wait for it.
         dist.barrier()
         dist.destroy_process_group()
+
+
+def _store() -> tuple[Store, int, int]:
+    """Return the launcher's store, and this process's rank of how many.
+
+    torchrun's agent keeps one store over its restarts. Without a prefix of its own, a restarted
+    rank can read the address of a peer that was killed, and fails to connect to it.
+    """
+    store, rank, world_size = next(iter(rendezvous("env://", timeout=_TIMEOUT)))
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"attempt-{restarts}-of-{world_size}", store), rank, world_size
 
 
 @contextlib.contextmanager
