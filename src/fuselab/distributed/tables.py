@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fuselab.distributed.exchange import Exchange, Pending, routes
+from fuselab.distributed.exchange_layout import VectorLayout, pieces_of
 from fuselab.distributed.ranks import Ranks
 from fuselab.distributed.sharding import Shard, ShardingPlan
 
@@ -49,8 +50,7 @@ class ShardedTables:
     def __init__(self, plan: ShardingPlan, ranks: Ranks, wire: torch.dtype = torch.float32) -> None:
         self.plan, self.ranks, self.wire = plan, ranks, wire
         self.width = plan.tables[0][1]
-        rows = [size for size, _ in plan.tables]
-        self.exchanges = [Exchange(route, ranks, rows) for route in routes(plan)]
+        self.exchanges = [Exchange(route, ranks, plan.tables) for route in routes(plan)]
         self.blocks = [
             [self._empty(shard.rows, shard.columns) for shard in exchange.mine]
             for exchange in self.exchanges
@@ -58,6 +58,16 @@ class ShardedTables:
         self.replicated = plan.replicated
         self.copies = [self._empty(*plan.tables[table]) for table in self.replicated]
         self.columns = torch.tensor(self.replicated, dtype=torch.int64, device=ranks.device)
+        (pieces,) = pieces_of([[self.width] * len(self.replicated)])
+        self.local_layout = VectorLayout(
+            [
+                (table * self.width, [piece])
+                for table, piece in zip(self.replicated, pieces, strict=True)
+            ],
+            self.width,
+            len(plan.tables) * self.width,
+            ranks.device,
+        )
 
     def _empty(self, rows: int, columns: int) -> nn.Parameter:
         return nn.Parameter(torch.empty(rows, columns, device=self.ranks.device))
@@ -110,25 +120,21 @@ class ShardedTables:
 
     def receive(self, vectors: Vectors, dtype: torch.dtype) -> Tensor:
         """Return the vectors of this rank's rows, [n, T, D], in ``dtype``."""
-        found: list[list[tuple[int, Tensor]]] = [[] for _ in self.plan.tables]
+        found = torch.empty(
+            vectors.rows, len(self.plan.tables), self.width, dtype=dtype, device=self.ranks.device
+        )
         for exchange, pending in zip(self.exchanges, vectors.sent, strict=True):
-            parts = exchange.parts(pending.result().to(dtype), vectors.rows)
-            for part, shards in zip(parts, exchange.route.owners, strict=True):
-                for place, shard in enumerate(shards):
-                    found[shard.table].append((shard.first_column, part[:, place]))
-        for place, table in enumerate(self.replicated):
-            assert vectors.local is not None
-            found[table].append((0, vectors.local[:, place].to(dtype)))
-        whole = [_joined(pieces, self.plan.placements[t].kind) for t, pieces in enumerate(found)]
-        return torch.stack(whole, 1)
+            exchange.vector_layout.gather(pending.result(), found)
+        if vectors.local is not None:
+            self.local_layout.gather(vectors.local, found)
+        return found
 
     def send_gradients(self, grad: Tensor, counts: list[int]) -> list[Pending]:
         """Send the gradients of this rank's vectors [n, T, D] to the blocks' owners.
 
         There is one result per route, [B, blocks, columns], in the order of ``ids``.
         """
-        narrow = grad.to(self.wire)
-        return [exchange.send_gradients(narrow, counts) for exchange in self.exchanges]
+        return [exchange.send_gradients(grad, counts, self.wire) for exchange in self.exchanges]
 
     @staticmethod
     def out_of_range(exchange: Exchange) -> str:
@@ -142,13 +148,3 @@ def cut(values: Tensor, shard: Shard) -> Tensor:
     if values.dim() == 1:
         return rows
     return rows[:, shard.first_column : shard.first_column + shard.columns]
-
-
-def _joined(pieces: list[tuple[int, Tensor]], kind: str) -> Tensor:
-    """Return a table's vectors [n, D] of its blocks' answers."""
-    if kind == "column":
-        return torch.cat([piece for _, piece in sorted(pieces, key=lambda each: each[0])], 1)
-    total = pieces[0][1]
-    for _, piece in pieces[1:]:  # all are zeros but the owner's
-        total = total + piece
-    return total

@@ -63,6 +63,15 @@ class FusedDlrm:
         if self.half:
             torch._foreach_copy_([operand.detach() for operand in self.operands], self.leaves)
 
+    def narrowed(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return tensors like the leaves by name, without the columns that a leaf has beyond its
+        parameter."""
+        shapes = dict(dense_parameters(self.model))
+        return {
+            name: tensor[..., : shapes[name].shape[-1]]
+            for name, tensor in zip(self.names, tensors, strict=True)
+        }
+
     def vectors(self, rows: Tensor) -> Tensor:
         """Look up the embeddings of rows [B, 26]: [B, 26, D] in the products' dtype.
 

@@ -234,11 +234,9 @@ class Run:
         rate = rows / course.seconds if course.seconds else math.nan
         return Result(self.model, course, self.steps, self.begin, rate, held_out, self.last)
 
-    def _loop(
-        self, keep_every: int, events: Events, after: Callable[[], None] | None
-    ) -> Loop[Batch]:
-        def step(batch: Batch, rate: float) -> Tensor:
-            loss = self.step(batch, rate)
+    def _loop(self, keep_every: int, events: Events, after: Callable[[], None] | None) -> Loop[Any]:
+        def step(batch: Any, rate: float) -> Tensor:
+            loss = self.take_step(batch, rate)
             if after is not None:
                 after()
             return loss
@@ -251,7 +249,16 @@ class Run:
             keep=self.keep if self.folder is not None else None,
             keep_every=keep_every,
             events=events,
+            **self.loop_options(),
         )
+
+    def take_step(self, batch: Any, rate: float) -> Tensor:
+        """Train on a batch of ``_batches``; return its loss, 0-d."""
+        return self.step(batch, rate)
+
+    def loop_options(self) -> dict[str, Any]:
+        """Return further arguments of the ``Loop``."""
+        return {}
 
     def describe(self, trained: Result) -> dict[str, Any]:
         """Return the facts for JSON; the screen shows the same numbers."""
@@ -286,7 +293,7 @@ class Run:
         """Return the batches of the first epoch, without changing the run's position."""
         return iter(self._loader(Position()))
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Iterator[Any]:
         """Yield batches epoch after epoch, without end."""
         while True:
             yield from self.loader

@@ -227,22 +227,16 @@ class FusedStep:
         of_vectors: list[Tensor] = []
         grads, _ = self._differentiate(batch, self.rate.new_ones(()), of_vectors.append)
         return {
-            **self._narrowed([grad.float() for grad in grads]),
+            **self.fused.narrowed([grad.float() for grad in grads]),
             "vectors": of_vectors[0].float(),
-        }
-
-    def _narrowed(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the tensors by name, without the columns that a leaf has beyond its parameter."""
-        shapes = dict(dense_parameters(self.model))
-        return {
-            name: tensor[..., : shapes[name].shape[-1]]
-            for name, tensor in zip(self.fused.names, tensors, strict=True)
         }
 
     def state(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for key, tensors in self.of_dense.state.items():
-            found |= {f"{name}/{key}": value for name, value in self._narrowed(tensors).items()}
+            found |= {
+                f"{name}/{key}": value for name, value in self.fused.narrowed(tensors).items()
+            }
         for key, tensors in self.of_tables.state.items():
             found |= {
                 f"embeddings.{place}.weight/{key}": value for place, value in enumerate(tensors)
@@ -252,7 +246,7 @@ class FusedStep:
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         for key, kept in self.of_dense.state.items():
-            for name, mine in self._narrowed(kept).items():
+            for name, mine in self.fused.narrowed(kept).items():
                 mine.copy_(tensors[f"{name}/{key}"])
         for key, kept in self.of_tables.state.items():
             for place, mine in enumerate(kept):

@@ -8,7 +8,7 @@ ranks and any plan.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fuselab.data import Batch, Loader, Position
+from fuselab.data.layout import DENSE_COLUMNS
 from fuselab.data.rank_loader import rows_of_ranks
 from fuselab.distributed import planner, sharded_files
 from fuselab.distributed.exchange import wire_dtype
@@ -34,8 +35,6 @@ from fuselab.report.progress import Progress
 from fuselab.train import checkpoint
 from fuselab.train.dlrm import _EVALUATED, KIND, Ids, Result, Run, model_of
 from fuselab.train.dlrm_ranks_step import Begun, Held, PlainRankStep, RankStep, rank_step_of
-from fuselab.train.events import Events
-from fuselab.train.loop import Loop
 from fuselab.train.metrics import Metrics, metrics
 
 SHARDINGS = ("planned", *KINDS)
@@ -159,24 +158,13 @@ class RankRun(Run):
             self.beside = torch.cuda.Stream(self.device)
         return self._begun()
 
-    def _loop(self, keep_every: int, events: Events, after: Callable[[], None] | None) -> Loop[Any]:
-        def step(begun: Begun, rate: float) -> Tensor:
-            loss = self.rank_step(begun, rate)
-            if after is not None:
-                after()
-            return loss
+    def take_step(self, batch: Any, rate: float) -> Tensor:
+        return self.rank_step(batch, rate)
 
-        return Loop(
-            step,
-            self.schedule,
-            self.device,
-            self.plan.batch_size,
-            keep=self.keep if self.folder is not None else None,
-            keep_every=keep_every,
-            events=events,
-            progress=None if self.ranks.first else Progress(Path(os.devnull).open("w")),
-            add_up=self.ranks.add_up,
-        )
+    def loop_options(self) -> dict[str, Any]:
+        nowhere = Path(os.devnull).open("w")  # noqa: SIM115 -- open as long as the run
+        silent = None if self.ranks.first else Progress(nowhere)
+        return {"progress": silent, "add_up": self.ranks.add_up}
 
     def evaluate(self) -> Metrics | None:
         """Return the metrics of the held-out rows on rank 0, and None elsewhere."""
@@ -214,7 +202,7 @@ class RankRun(Run):
         columns = len(self.sharding_plan.tables)
         return Batch(
             torch.empty(0, device=self.device),
-            torch.empty(0, 13, device=self.device),
+            torch.empty(0, DENSE_COLUMNS, device=self.device),
             torch.empty(0, columns, dtype=torch.int32, device=self.device),
         )
 

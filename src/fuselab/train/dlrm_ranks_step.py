@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fuselab.data import Batch
+from fuselab.data.layout import DENSE_COLUMNS
 from fuselab.distributed.exchange import Pending
 from fuselab.distributed.ranks import Ranks
 from fuselab.distributed.sharding import Shard
@@ -113,7 +114,28 @@ class _Head(nn.Module):
         return self.run(dense, vectors.unbind(1))
 
 
-class PlainRankStep:
+class _ShardedStep:
+    """The parts of every rank's step: tables, copies, learning rate, and share of the loss."""
+
+    def __init__(
+        self, model: Dlrm, tables: ShardedTables, optimizer: str, counts: list[int], half: bool
+    ) -> None:
+        self.model, self.tables, self.half, self.counts = model, tables, half, counts
+        self.ranks = tables.ranks
+        self.share = counts[self.ranks.rank] / sum(counts)
+        device = self.ranks.device
+        self.rate, self.count = (torch.zeros((), device=device) for _ in range(2))
+        self.copies = Copies(optimizer, tables.copies, self.rate, self.count)
+        self.steps = 0
+
+    def copies_state(self) -> Iterator[tuple[Held, str, Tensor]]:
+        """Yield the state of replicated tables."""
+        for key, values in self.copies.state.items():
+            for table, value in zip(self.tables.replicated, values, strict=True):
+                yield table, key, value
+
+
+class PlainRankStep(_ShardedStep):
     """The usual step: autograd, DistributedDataParallel, sparse gradients, torch.optim."""
 
     def __init__(
@@ -125,9 +147,8 @@ class PlainRankStep:
         half: bool = False,
         compiled: bool = False,
     ) -> None:
-        self.model, self.tables, self.half, self.counts = model, tables, half, counts
-        ranks = tables.ranks
-        self.share = counts[ranks.rank] / sum(counts)
+        super().__init__(model, tables, optimizer, counts, half)
+        ranks = self.ranks
         self.head: nn.Module = _Head(model, compiled)
         if ranks.world_size > 1:
             on = [ranks.device] if ranks.device.type == "cuda" else None
@@ -141,10 +162,6 @@ class PlainRankStep:
         self.of_dense = dense_optimizer(optimizer, [value for _, value in named], 1.0)
         self.blocks = [block for blocks in tables.blocks for block in blocks]
         self.of_tables = table_optimizer(optimizer, self.blocks, 1.0) if self.blocks else None
-        self.rate = torch.zeros((), device=ranks.device)
-        self.count = torch.zeros((), device=ranks.device)
-        self.copies = Copies(optimizer, tables.copies, self.rate, self.count)
-        self.steps = 0
 
     def __call__(self, begun: Begun, rate: float) -> Tensor:
         batch, asked = begun
@@ -170,7 +187,7 @@ class PlainRankStep:
         if self.tables.copies:
             columns = self.tables.columns
             found = self.copies.gradient(asked.rows[:, columns], vectors.grad[:, columns])
-            self.tables.ranks.add_up(found)
+            self.ranks.add_up(found)
             self.copies.step(found)
         self.of_dense.param_groups[0]["lr"] = rate
         self.of_dense.step()
@@ -204,7 +221,7 @@ class PlainRankStep:
                 for key, value in self.of_tables.state[parameter].items():
                     if isinstance(value, Tensor) and value.dim():
                         yield what, key, value
-        yield from _of_copies(self.tables, self.copies)
+        yield from self.copies_state()
 
     def load_dense_state(self, tensors: Mapping[str, Tensor], steps: int) -> None:
         load_state_tensors(self.of_dense, self.names, tensors)
@@ -224,7 +241,7 @@ class PlainRankStep:
                     state["exp_avg_sq"] = torch.zeros_like(block)
 
 
-class FusedRankStep:
+class FusedRankStep(_ShardedStep):
     """A step made of fuselab's operators.
 
     Vectors travel while the bottom layers run, gradients of vectors and of the top layers while
@@ -240,11 +257,8 @@ class FusedRankStep:
         half: bool = False,
         graph: bool = True,
     ) -> None:
-        self.model, self.tables, self.half, self.counts = model, tables, half, counts
-        self.ranks = tables.ranks
+        super().__init__(model, tables, optimizer, counts, half)
         device = self.ranks.device
-        self.share = counts[self.ranks.rank] / sum(counts)
-        self.rate, self.count = (torch.zeros((), device=device) for _ in range(2))
         self.rate_there = 0.0
         self.upstream = torch.full((), self.share, device=device)
         self.of_tables = [
@@ -253,7 +267,6 @@ class FusedRankStep:
             else None
             for exchange, blocks in zip(tables.exchanges, tables.blocks, strict=True)
         ]
-        self.copies = Copies(optimizer, tables.copies, self.rate, self.count)
         self.fused = FusedDlrm(model, half)
         leaves = self.fused.leaves
         operands = self.fused.operands if half else ()
@@ -263,7 +276,6 @@ class FusedRankStep:
         for place, operand in enumerate(self.fused.operands):
             if place >= self.top:
                 operand.register_hook(self._keep(place))
-        self.steps = 0
         self.graph: Captured | None = None
         if device.type == "cuda" and graph:
             self._capture(device)
@@ -281,7 +293,7 @@ class FusedRankStep:
         columns = len(self.tables.plan.tables)
         self.batch = Batch(
             torch.zeros(mine, device=device),
-            torch.zeros(mine, 13, device=device, dtype=self.fused.dtype),
+            torch.zeros(mine, DENSE_COLUMNS, device=device, dtype=self.fused.dtype),
             torch.zeros(mine, columns, dtype=torch.int32, device=device),
         )
         self.ids = [
@@ -363,18 +375,12 @@ class FusedRankStep:
         with torch.no_grad():
             return embedding_lookup(list(tables), ids, out_of_range, dtype=self.tables.wire)
 
-    def _narrowed(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the tensors by name, without the columns that a leaf has beyond its parameter."""
-        shapes = dict(dense_parameters(self.model))
-        return {
-            name: tensor[..., : shapes[name].shape[-1]]
-            for name, tensor in zip(self.fused.names, tensors, strict=True)
-        }
-
     def dense_state(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for key, tensors in self.of_dense.state.items():
-            found |= {f"{name}/{key}": value for name, value in self._narrowed(tensors).items()}
+            found |= {
+                f"{name}/{key}": value for name, value in self.fused.narrowed(tensors).items()
+            }
         names = {name.rpartition("/")[0] for name in found}
         return found | {f"{name}/step": torch.tensor(float(self.steps)) for name in names}
 
@@ -384,11 +390,11 @@ class FusedRankStep:
                 for key, values in optimizer.state.items():
                     for shard, value in zip(exchange.mine, values, strict=True):
                         yield shard, key, value
-        yield from _of_copies(self.tables, self.copies)
+        yield from self.copies_state()
 
     def load_dense_state(self, tensors: Mapping[str, Tensor], steps: int) -> None:
         for key, kept in self.of_dense.state.items():
-            for name, mine in self._narrowed(kept).items():
+            for name, mine in self.fused.narrowed(kept).items():
                 mine.copy_(tensors[f"{name}/{key}"])
         self.steps = steps
         self.fused.refresh()
@@ -410,7 +416,10 @@ class _Reduced:
         self.work: dist.Work | None = None
         self.grads = dict(grads)
         if ranks.world_size > 1 and self.places:
-            self.flat = torch.cat([grads[place].reshape(-1).float() for place in self.places])
+            found = [grads[place] for place in self.places]
+            self.flat = found[0].new_empty(sum(each.numel() for each in found), dtype=torch.float32)
+            # one launch that also converts
+            torch._foreach_copy_(self._views(self.flat), found)
             self.work = dist.all_reduce(self.flat, async_op=True)
 
     def result(self) -> dict[int, Tensor]:
@@ -418,16 +427,9 @@ class _Reduced:
         if self.work is None:
             return self.grads
         self.work.wait()
-        sizes = [shape.numel() for shape in self.shapes]
-        wide = self.flat.split(sizes)
-        narrow = self.flat.to(self.dtype).split(sizes)
-        return {
-            place: (narrow if place >= 0 else wide)[at].view(shape)
-            for at, (place, shape) in enumerate(zip(self.places, self.shapes, strict=True))
-        }
+        wide, narrow = self._views(self.flat), self._views(self.flat.to(self.dtype))
+        return {place: (narrow if place >= 0 else wide)[at] for at, place in enumerate(self.places)}
 
-
-def _of_copies(tables: ShardedTables, copies: Copies) -> Iterator[tuple[Held, str, Tensor]]:
-    for key, values in copies.state.items():
-        for table, value in zip(tables.replicated, values, strict=True):
-            yield table, key, value
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        parts = flat.split([shape.numel() for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
