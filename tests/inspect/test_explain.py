@@ -1,6 +1,8 @@
 """Explain: what the compiler made, from one real run on the CPU and from wrapper text."""
 
 import json
+import re
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,7 +78,34 @@ def test_the_sources_can_be_saved(broken, tmp_path):
     assert {"graph_0_forward.py", "graph_0_backward.py", "dynamo_graph_1.py"} <= {
         p.name for p in paths
     }
-    assert "cpp_fused" in (tmp_path / "code" / "graph_0_forward.py").read_text()
+    code = tmp_path / "code"
+    assert "cpp_fused" in (code / "graph_0_forward.py").read_text()
+    # What Inductor fuses into one node is two nodes before.
+    before = (code / "graph_1_forward.before_fusion.txt").read_text()
+    assert "SchedulerNode" in before and "sigmoid" in before
+    graph = runpy.run_path(str(code / "graph_1_forward.fx.py"))
+    (hidden,) = graph["get_inputs"]()
+    result = graph["graph"](hidden)[0]
+    assert torch.equal(result, torch.sigmoid(hidden * 2.0))
+
+
+def test_a_kernels_file_runs_alone_and_finds_a_wrong_kernel(broken, tmp_path):
+    paths = broken.save(tmp_path / "code")
+    (path,) = [one for one in paths if one.name.startswith("kernel_03")]
+    text = path.read_text()
+    assert "It computes mul, sigmoid." in text
+    assert "return torch.sigmoid(hidden * 2.0)" in text  # the user's line, on top
+    program = runpy.run_path(str(path))
+    inputs = program["get_inputs"]()
+    before = [tensor.clone() for tensor in inputs]
+    program["launch"](*inputs)
+    names = re.search(r"def launch\((.*)\)", text)[1].split(", ")
+    expected = program["eager"](**dict(zip(names, before, strict=True)))
+    (name,) = program["WRITTEN"]
+    written = inputs[names.index(name)]
+    torch.testing.assert_close(written, expected[name])
+    program["main"].__globals__["launch"] = lambda *tensors: None
+    assert program["main"]() == 1  # nothing was computed
 
 
 def test_the_screen_fits_and_shows_the_jsons_numbers(broken):

@@ -27,7 +27,8 @@ def explain(
     ] = False,
     mode: Annotated[str, option("torch.compile's mode.", "M")] = "default",
     save: Annotated[
-        Path | None, option("Write the generated code and the graphs.", "DIR", click_type=FOLDER)
+        Path | None,
+        option("Write each kernel and graph as a file that runs.", "DIR", click_type=FOLDER),
     ] = None,
     device: Annotated[str, option("auto, cpu, cuda, cuda:N, or cuda:sm_90.")] = "auto",
     json: Json = None,

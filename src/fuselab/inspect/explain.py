@@ -60,7 +60,7 @@ class Explanation:
         return self.facts
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write every graph's wrapper with its kernels, and the FX graphs. Raises OutputError."""
+        """Write every kernel, graph and wrapper as a file. Raises OutputError."""
         from fuselab.report.files import folder_for_results, write_text
 
         with folder_for_results(folder) as place:

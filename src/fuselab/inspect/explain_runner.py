@@ -24,6 +24,7 @@ from fuselab.inspect import inductor_capture, targets
 from fuselab.inspect.assembly.architectures import architecture
 from fuselab.inspect.explain import Explanation, Request
 from fuselab.inspect.inductor_capture import CompiledGraph, GraphBreak, Launch
+from fuselab.inspect.kernel_files import graph_program, kernel_files
 from fuselab.inspect.kernel_times import times_of_launches
 from fuselab.inspect.profile import Recorder, target_step
 from fuselab.inspect.user_code import SourceLine, plain, raising_target_error
@@ -62,7 +63,7 @@ def explain(request: Request, stage: Stage) -> Explanation:
         stage("timing the kernels")
         kernel_us = times_of_launches(step, captured.graphs, STEPS_PROFILED)
         kernels = _kernels(captured.graphs, kernel_us, target.device)
-        files = _files(captured.graphs, dynamo_graphs)
+        files = _files(captured.graphs, dynamo_graphs, kernel_us)
         recompiles = []
         if request.dynamic:
             stage("calling it with other batch sizes")
@@ -125,7 +126,7 @@ def without_gpu(request: Request, stage: Stage) -> Explanation:
         "kernels": _kernels(captured.graphs, {}, target.device),
         "ceiling": None,
     }
-    return Explanation(facts, _files(captured.graphs, dynamo_graphs))
+    return Explanation(facts, _files(captured.graphs, dynamo_graphs, {}))
 
 
 def warm_seconds(request: Request, stage: Stage) -> float:
@@ -266,12 +267,20 @@ def _line_row(line: SourceLine) -> dict[str, Any]:
     return {"line": plain(line), "file": line.file, "line_number": line.line, "source": line.text}
 
 
-def _files(graphs: Sequence[CompiledGraph], dynamo_graphs: Sequence[str]) -> dict[str, str]:
+def _files(
+    graphs: Sequence[CompiledGraph],
+    dynamo_graphs: Sequence[str],
+    kernel_us: dict[tuple[int, int], float],
+) -> dict[str, str]:
     files = {f"dynamo_graph_{i}.py": text for i, text in enumerate(dynamo_graphs)}
     for graph in graphs:
-        files[f"graph_{graph.index}_{graph.phase}.py"] = graph.code
-        files[f"graph_{graph.index}_{graph.phase}.fx.py"] = graph.fx_graph
-    return files
+        name = f"graph_{graph.index}_{graph.phase}"
+        files[f"{name}.py"] = graph.code
+        if graph.module is not None:
+            files[f"{name}.fx.py"] = graph_program(graph)
+            files[f"{name}.before_fusion.txt"] = graph.ir_before_fusion
+            files[f"{name}.after_fusion.txt"] = graph.ir_after_fusion
+    return files | kernel_files(graphs, kernel_us)
 
 
 ANSWERS: dict[str, Callable[[Request, Stage], Any]] = {

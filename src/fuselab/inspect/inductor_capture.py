@@ -37,11 +37,28 @@ class Node:
     lines: tuple[SourceLine, ...]
     bytes_read: int | None
     bytes_written: int | None
+    reads: tuple[str, ...] = ()  # names of the buffers that it reads
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """The layout of a buffer or of a graph's input; ``node`` is the FX node whose value it holds,
+    None where it holds no whole value."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    node: str | None
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel or library call, in launch order."""
+    """One kernel or library call, in launch order.
+
+    ``callee`` and ``arguments`` are the call's text. ``reads`` and ``writes`` are names of buffers;
+    ``earlier`` has the buffers whose memory another one has taken over.
+    """
 
     name: str
     kind: str  # fused, or extern for a library call
@@ -49,6 +66,11 @@ class Launch:
     lines: tuple[SourceLine, ...]
     bytes_read: int | None
     bytes_written: int | None
+    callee: str = field(default="", compare=False)
+    arguments: str = field(default="", compare=False)
+    reads: tuple[str, ...] = field(default=(), compare=False)
+    writes: tuple[str, ...] = field(default=(), compare=False)
+    earlier: dict[str, set[str]] = field(default_factory=dict, compare=False)
 
 
 @dataclass
@@ -60,6 +82,10 @@ class CompiledGraph:
     code: str  # the wrapper with the source of every kernel
     fx_graph: str
     launches: list[Launch]
+    module: Any = None  # the FX graph that Inductor lowered
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    ir_before_fusion: str = ""
+    ir_after_fusion: str = ""
 
 
 @dataclass
@@ -101,6 +127,7 @@ def capture() -> Iterator[Capture]:
         from torch._inductor.virtualized import V
 
         codegen: Any = Scheduler.codegen
+        fuse: Any = Scheduler.fuse_nodes
         save: Any = GraphLowering.save_output_code
     except (ImportError, AttributeError) as error:
         raise UnsupportedError(
@@ -108,22 +135,33 @@ def capture() -> Iterator[Capture]:
             "explain works with torch 2.11 to 2.13."
         ) from error
     found = Capture()
-    pending: list[tuple[list[Node], str]] = []
+    pending: list[tuple[list[Node], CompiledGraph]] = []
+    unfused: list[str] = []
+
+    def recorded_fuse(scheduler: Any, nodes: Any) -> Any:
+        unfused[:] = [_debug_text(nodes)]
+        return fuse(scheduler, nodes)
 
     def recorded_codegen(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         nodes = [_read_node(node) for node in scheduler.nodes]
         module: Any = V.graph.module
-        pending.append((nodes, module.print_readable(print_output=False)))
+        text = module.print_readable(print_output=False)
+        before, after = "".join(unfused), _debug_text(scheduler.nodes)
+        pending.append(
+            (nodes, CompiledGraph(0, "", "", text, [], module, _buffers(V.graph), before, after))
+        )
         return codegen(scheduler, *args, **kwargs)
 
     def recorded_save(code: str) -> None:
-        nodes, fx_graph = pending.pop() if pending else ([], "")
-        index, phase = _identify(code, len(found.graphs))
-        found.graphs.append(CompiledGraph(index, phase, code, fx_graph, launches(code, nodes)))
+        nodes, graph = pending.pop() if pending else ([], CompiledGraph(0, "", "", "", []))
+        graph.index, graph.phase = _identify(code, len(found.graphs))
+        graph.code, graph.launches = code, launches(code, nodes)
+        found.graphs.append(graph)
         if save is not None:
             save(code)
 
     with (
+        mock.patch.object(Scheduler, "fuse_nodes", recorded_fuse),
         mock.patch.object(Scheduler, "codegen", recorded_codegen),
         mock.patch.object(GraphLowering, "save_output_code", staticmethod(recorded_save)),
     ):
@@ -146,7 +184,37 @@ def _read_node(node: Any) -> Node:
         lines=tuple(dict.fromkeys(line for origin in origins for line in _user_lines(origin))),
         bytes_read=_size(node, "get_read_buffer_sizes"),
         bytes_written=_size(node, "get_write_buffer_sizes"),
+        reads=tuple(dict.fromkeys(read.name for read in node.read_writes.reads)),
     )
+
+
+def _debug_text(nodes: Sequence[Any]) -> str:
+    """Return Inductor's own text of schedule nodes: buffers read and written, loop bodies."""
+    return "\n\n\n".join(node.debug_str() for node in nodes) + "\n"
+
+
+def _buffers(graph: Any) -> dict[str, Buffer]:
+    """Return the layout of every input and buffer of a graph, at the sizes of this call."""
+    found: dict[str, Buffer] = {}
+    sizes = graph.sizevars  # torch 2.13 calls `size_hint` of 2.11 otherwise
+    hint = sizes.optimization_hint if hasattr(sizes, "optimization_hint") else sizes.size_hint
+    for name, held in {**graph.graph_inputs, **graph.name_to_buffer}.items():
+        try:
+            layout = held.get_layout()
+            found[name] = Buffer(
+                tuple(int(hint(size)) for size in layout.size),
+                tuple(int(hint(step)) for step in layout.stride),
+                layout.dtype,
+                str(layout.device),
+                name if name in graph.graph_inputs else _name(held.get_origin_node()),
+            )
+        except (AttributeError, NotImplementedError, TypeError, ValueError):
+            continue  # a size, or an output of several tensors, which no kernel is given
+    return found
+
+
+def _name(node: Any) -> str | None:
+    return None if node is None else str(node.name)
 
 
 def _size(node: Any, method: str) -> int | None:
@@ -181,7 +249,7 @@ def launches(code: str, nodes: Sequence[Node]) -> list[Launch]:
     """
     found = []
     left = list(nodes)
-    for callee, words in _calls(code):
+    for callee, arguments, words, earlier in _calls(code):
         mine = [node for node in left if words.intersection(node.buffers)]
         left = [node for node in left if node not in mine]
         extern = callee.startswith(("extern_kernels.", "torch.ops.", "aten."))
@@ -194,13 +262,19 @@ def launches(code: str, nodes: Sequence[Node]) -> list[Launch]:
                 lines=_merged(node.lines for node in mine),
                 bytes_read=_total(node.bytes_read for node in mine),
                 bytes_written=_total(node.bytes_written for node in mine),
+                callee=callee,
+                arguments=arguments,
+                reads=_merged(node.reads for node in mine),
+                writes=_merged(node.buffers for node in mine),
+                earlier=earlier,
             )
         )
     return found
 
 
-def _calls(code: str) -> Iterator[tuple[str, set[str]]]:
-    """Yield the callee and the names on the line of every launch of a wrapper.
+def _calls(code: str) -> Iterator[tuple[str, str, set[str], dict[str, set[str]]]]:
+    """Yield the callee, its arguments, the names on the line of every launch of a wrapper, and the
+    buffers whose memory was taken over before it.
 
     Launches are in ``call`` and in the partitions before it that CUDA graphs cut it into. The code
     after them is Inductor's own benchmark and is ignored. A buffer that has taken over another
@@ -214,7 +288,8 @@ def _calls(code: str) -> Iterator[tuple[str, set[str]]]:
             earlier[reuse["new"]] = {reuse["old"], *earlier.get(reuse["old"], ())}
         elif match := _LAUNCH.match(line):
             words = {match["result"] or "", *re.findall(r"\w+", match["arguments"])}
-            yield match["callee"], words.union(*(earlier.get(word, ()) for word in words))
+            words = words.union(*(earlier.get(word, ()) for word in words))
+            yield match["callee"], match["arguments"], words, dict(earlier)
 
 
 def _merged(parts: Any) -> tuple[Any, ...]:
