@@ -8,7 +8,9 @@ A case is INTERACTION-ROWS-SHARDING, such as ``dot-65536-planned``: rows per GPU
 (``--wide-gb`` says how much they take together). Every case runs in a fresh launch of torchrun,
 in bfloat16 with vectors in bfloat16, ids uniform, batches already on the device. Modes: ``one`` is
 ``fuselab train dlrm --mode fused`` in one process, ``graph`` the fused step of several ranks in one
-CUDA graph with its exchange, ``launched`` the same without a graph.
+CUDA graph with its exchange, ``launched`` the same without a graph. Its peers (``scale_peers.py``)
+run in the same launch: ``plain``, compiled PyTorch under DDP with row-wise tables, and on a CPU
+``torchrec``, where that is installed.
 
 ``--prove`` also trains ``main`` through the command line on one GPU and on the most, compares the
 loss curves, continues the checkpoint of several on one, and kills a rank.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -33,6 +36,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import scale_peers
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -52,6 +56,7 @@ from fuselab.train.dlrm_ranks_step import Begun, rank_step_of
 RATE = 0.1
 CASES = ("dot-65536-table", "dot-65536-planned", "dot-65536-row", "dot-2048-table")
 ROUNDS = 5
+PEERS = ("plain", "torchrec")
 
 
 def main() -> int:
@@ -184,18 +189,22 @@ def measure(case: str, ranks: Ranks, options: argparse.Namespace) -> dict[str, A
     facts = planner.facts(plan, demand, bandwidths)
     found["kinds"] = [each["kind"] for each in facts["tables"]]
     found["loads"] = facts["loads"]
-    modes: dict[str, Callable[[], Callable[[int], None]]] = {}
+    modes: dict[str, Callable[[], Callable[[int], object]]] = {}
     for name in ("graph", "launched") if ranks.device.type == "cuda" else ("launched",):
         modes[name] = lambda name=name: _ranked(  # type: ignore[misc]
             config, plan, ranks, counts, batches, name == "graph"
         )
     if world == 1 and interaction != "wide":
         modes["one"] = lambda: _alone(config, rows, ranks, batches)
+    if interaction != "wide":
+        modes["plain"] = lambda: scale_peers.plain(config, ranks, batches, RATE)
+    if world > 1 and ranks.device.type == "cpu" and importlib.util.find_spec("torchrec"):
+        modes["torchrec"] = lambda: scale_peers.torchrec(config, ranks, batches, RATE)
     for name, make in modes.items():
         try:
             step = make()
             found["us"][name], found["rounds"] = _timed(step, ranks, options.steps)
-            if name != "launched" and ranks.device.type == "cuda":
+            if name not in ("launched", *PEERS) and ranks.device.type == "cuda":
                 found[f"kernels_{name}"] = _kernels(step, ranks)
             found[f"memory_{name}"] = _memory(ranks.device)
             del step
@@ -277,7 +286,7 @@ def _batch(config: DlrmConfig, rows: int, ranks: Ranks, place: int) -> Batch:
     )
 
 
-def _timed(step: Callable[[int], None], ranks: Ranks, steps: int) -> tuple[float, list[float]]:
+def _timed(step: Callable[[int], object], ranks: Ranks, steps: int) -> tuple[float, list[float]]:
     """Return the microseconds of a step: the median over rounds of the slowest rank's."""
     for place in range(10):
         step(place)
@@ -296,7 +305,7 @@ def _timed(step: Callable[[int], None], ranks: Ranks, steps: int) -> tuple[float
     return median(taken), taken
 
 
-def _kernels(step: Callable[[int], None], ranks: Ranks) -> list[tuple[str, float, float]]:
+def _kernels(step: Callable[[int], object], ranks: Ranks) -> list[tuple[str, float, float]]:
     """Return the kernels of a step with their microseconds and number, the longest first."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -385,19 +394,23 @@ def show(row: dict[str, Any]) -> None:
 
 
 def scaling(measured: list[dict[str, Any]]) -> list[tuple[str, bool]]:
-    """Return the claims about speed: 1.75 times one GPU's rate on 2, 3.3 on 4, 6.2 on 8."""
+    """Return the claims about speed: 1.75 times one GPU's rate on 2, 3.3 on 4, 6.2 on 8, and
+    nowhere slower than a peer."""
     claims = []
     for row in measured:
+        claims += _beside_peers(row)
         wanted = {2: 1.75, 4: 3.3, 8: 6.2}.get(row["gpus"])
         one = [
             us
             for other in measured
             if other["gpus"] == 1 and other["case"].split("-")[:2] == row["case"].split("-")[:2]
-            for us in other.get("us", {}).values()
+            for name, us in other.get("us", {}).items()
+            if name not in PEERS
         ]
         mine = row.get("us", {})
         if wanted is None or not mine or not one or "-65536-" not in row["case"]:
             continue
+        mine = {name: us for name, us in mine.items() if name not in PEERS}
         name = min(mine, key=mine.__getitem__)
         reached = row["gpus"] * min(one) / mine[name]
         claims.append(
@@ -408,6 +421,20 @@ def scaling(measured: list[dict[str, Any]]) -> list[tuple[str, bool]]:
             )
         )
     return claims
+
+
+def _beside_peers(row: dict[str, Any]) -> list[tuple[str, bool]]:
+    us = row.get("us", {})
+    ours = min((us[name] for name in us if name not in PEERS), default=None)
+    return [
+        (
+            f"{row['case']} on {row['gpus']}: our step takes {ours:.0f} us, that of '{name}' "
+            f"{us[name]:.0f}",
+            ours <= us[name],
+        )
+        for name in PEERS
+        if ours is not None and name in us
+    ]
 
 
 def prove(count: int, options: argparse.Namespace) -> dict[str, Any]:
