@@ -1,4 +1,4 @@
-"""What ``scale.py`` compares with: the same model on many processes, without fuselab's exchange.
+"""Peers for ``scale.py``: the same model on many processes, without fuselab's exchange.
 
 ``plain`` is what a good PyTorch user writes: dense layers compiled and in DistributedDataParallel,
 all tables one after the other in one matrix whose rows are dealt out to the ranks, look-ups by
