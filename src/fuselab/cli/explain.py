@@ -25,7 +25,12 @@ def explain(
     dynamic: Annotated[
         bool, flag("--dynamic", "Call it with other batch sizes: what recompiles.")
     ] = False,
-    mode: Annotated[str, option("torch.compile's mode.", "M")] = "default",
+    batches: Annotated[
+        str | None, option("The sizes for --dynamic, which it implies: 1,32,500.", "N,N")
+    ] = None,
+    mode: Annotated[
+        str, option("torch.compile's mode, or several with commas, side by side.", "M,M")
+    ] = "default",
     save: Annotated[
         Path | None,
         option("Write each kernel and graph as a file that runs.", "DIR", click_type=FOLDER),
@@ -51,7 +56,7 @@ def explain(
         chosen = select("cpu")
         explanation = explain_without_gpu(
             targets.load(target, chosen, data),
-            _architecture(device, dynamic, mode),
+            _architecture(device, dynamic or batches is not None, mode),
             backward=backward,
             progress=progress,
         )
@@ -60,8 +65,9 @@ def explain(
         explanation = explain_target(
             targets.load(target, chosen, data),
             backward=backward,
-            dynamic=dynamic,
+            dynamic=dynamic or batches is not None,
             mode=mode,
+            batches=_sizes(batches),
             progress=progress,
         )
     facts = {"target": target, "data": data, **explanation.describe()}
@@ -72,6 +78,16 @@ def explain(
     write_result(json, "explain", facts, chosen)
 
 
+def _sizes(batches: str | None) -> tuple[int, ...]:
+    """Return the batch sizes of ``--batches``. Raises ArgumentError."""
+    from fuselab.errors import ArgumentError
+
+    words = batches.split(",") if batches is not None else []
+    if not all(word.strip().isdigit() for word in words):
+        raise ArgumentError(f"--batches {batches}: write whole numbers with commas, as 1,32,500.")
+    return tuple(map(int, words))
+
+
 def _architecture(device: str, dynamic: bool, mode: str) -> Architecture:
     """Return the GPU that ``cuda:sm_90`` means. Raises ArgumentError."""
     from fuselab.errors import ArgumentError
@@ -79,6 +95,7 @@ def _architecture(device: str, dynamic: bool, mode: str) -> Architecture:
 
     if dynamic or mode != "default":
         raise ArgumentError(
-            f"--dynamic and --mode run what was compiled; {device} is a GPU that is not there."
+            f"--dynamic, --batches and --mode run what was compiled; {device} is a GPU that is not "
+            "there."
         )
     return architecture(device.removeprefix("cuda:"))

@@ -11,8 +11,8 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from fuselab.inspect.targets import Target
 from fuselab.measure.fresh import child_environment
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+SHAPES = ("static", "automatic", "dynamic")  # how torch.compile treats sizes
 TIMEOUT_S = 900
 
 
@@ -37,6 +38,8 @@ class Request:
     dynamic: bool
     mode: str
     architecture: str | None = None  # of a GPU that is not there
+    shapes: str | None = None  # how sizes are treated: static, automatic or dynamic
+    batches: tuple[int, ...] = ()  # batch sizes to call it with; some of its own choice if empty
 
 
 @dataclass(frozen=True)
@@ -75,25 +78,77 @@ def explain_target(
     backward: bool = False,
     dynamic: bool = False,
     mode: str = "default",
+    batches: Sequence[int] = (),
     progress: Callable[[str], None] = lambda words: None,
 ) -> Explanation:
     """Compile a TARGET in a fresh process and return what torch.compile made of it.
 
     ``backward`` compiles and times the backward too (loss as in ``profile_target``); ``dynamic``
-    also calls it with other batch sizes and records what recompiled; ``mode`` is
-    ``torch.compile``'s. Raises ArgumentError for an unknown mode, TargetError if the target or its
-    compile fails or takes longer than 15 minutes (the message names the stage it was in).
+    also calls it with other batch sizes (``batches``, or some of its own choice) and records what
+    recompiled with static, automatic and dynamic sizes; ``mode`` is ``torch.compile``'s, or several
+    of them with commas, of which the first is shown in full.
+
+    Raises ArgumentError for an unknown mode, TargetError if the target or its compile fails or
+    takes longer than 15 minutes (the message names the stage it was in).
     """
-    if mode not in MODES:
-        raise ArgumentError(f"mode '{mode}' is unknown; torch.compile has {', '.join(MODES)}.")
-    request = Request(target.spec, str(target.device), target.data, backward, dynamic, mode)
+    modes = tuple(dict.fromkeys(one.strip() for one in mode.split(",")))
+    for one in modes:
+        if one not in MODES:
+            raise ArgumentError(f"mode '{one}' is unknown; torch.compile has {', '.join(MODES)}.")
+    if any(size < 1 for size in batches):
+        raise ArgumentError("a batch size is a whole number from 1 on.")
+    request = Request(target.spec, str(target.device), target.data, backward, dynamic, modes[0])
     with tempfile.TemporaryDirectory(prefix="fuselab-explain-") as folder:
         progress("compiling with an empty cache")
         explanation = _ask("explain", request, Path(folder))
         progress("compiling again with the cache on disk")
         warm = _ask("warm", request, Path(folder))
-    explanation.facts["compile"]["warm_s"] = warm
+    facts = explanation.facts
+    facts["compile"]["warm_s"] = warm
+    facts["modes"] = _modes(request, modes, facts, progress) if len(modes) > 1 else []
+    if dynamic:
+        facts["batches"] = _with_other_sizes(request, tuple(batches), progress)
     return Explanation(significant_everywhere(explanation.facts), explanation.files)
+
+
+def _modes(
+    request: Request, modes: Sequence[str], facts: dict[str, Any], progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Return a row for each mode of torch.compile, compiled in a process of its own; ``facts`` are
+    those of the first."""
+    rows = []
+    for mode in modes:
+        if mode != request.mode:
+            progress(f"compiling with mode {mode}")
+            with tempfile.TemporaryDirectory(prefix="fuselab-explain-") as folder:
+                facts = _ask("explain", replace(request, mode=mode), Path(folder)).facts
+        rows.append(
+            {
+                "mode": mode,
+                "cold_s": facts["compile"]["cold_s"],
+                "eager_us": facts["eager"]["us"],
+                **facts["compiled"],
+                "speedup": facts["speedup"],
+                "verdict": facts["verdict"],
+                "fused": sum(kernel["kind"] == "fused" for kernel in facts["kernels"]),
+                "library_calls": sum(kernel["kind"] != "fused" for kernel in facts["kernels"]),
+            }
+        )
+    return rows
+
+
+def _with_other_sizes(
+    request: Request, batches: tuple[int, ...], progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return what each way to treat sizes does with several, each compiled in a process of its
+    own."""
+    found = {}
+    for shapes in SHAPES:
+        progress(f"calling it with several batch sizes, {shapes}")
+        with tempfile.TemporaryDirectory(prefix="fuselab-explain-") as folder:
+            asked = replace(request, shapes=shapes, batches=batches)
+            found[shapes] = _ask("sizes", asked, Path(folder))
+    return found
 
 
 def explain_without_gpu(

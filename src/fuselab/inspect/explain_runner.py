@@ -1,9 +1,9 @@
 """The child process of ``explain_target``.
 
-    python -m fuselab.inspect.explain_runner explain|warm|without-gpu FOLDER
+    python -m fuselab.inspect.explain_runner explain|warm|sizes|without-gpu FOLDER
 
-FOLDER contains the pickled request. The answer (an ``Explanation``, seconds or an error) is written
-there.
+FOLDER contains the pickled request. The answer (an ``Explanation``, seconds, rows or an error) is
+written there.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fuselab.errors import FuselabError, TargetError
 from fuselab.inspect import inductor_capture, targets
 from fuselab.inspect.assembly.architectures import architecture
 from fuselab.inspect.explain import Explanation, Request
+from fuselab.inspect.explain_sizes import called_with_sizes, sizes_to_try
 from fuselab.inspect.inductor_capture import CompiledGraph, GraphBreak, Launch
 from fuselab.inspect.kernel_files import graph_program, kernel_files
 from fuselab.inspect.kernel_times import times_of_launches
@@ -64,10 +65,6 @@ def explain(request: Request, stage: Stage) -> Explanation:
         kernel_us = times_of_launches(step, captured.graphs, STEPS_PROFILED)
         kernels = _kernels(captured.graphs, kernel_us, target.device)
         files = _files(captured.graphs, dynamo_graphs, kernel_us)
-        recompiles = []
-        if request.dynamic:
-            stage("calling it with other batch sizes")
-            recompiles = _other_batches(target, compiled, request)
     facts = {
         "name": target.name,
         "device": target.device.type,
@@ -83,7 +80,7 @@ def explain(request: Request, stage: Stage) -> Explanation:
         },
         "failures": [c.failure for c in compilations if c.failure],
         "dynamic": request.dynamic,
-        "batches": recompiles,
+        "batches": {},
         **speed,
         "kernels": kernels,
         "ceiling": "cold copy of as many bytes" if any(k["share"] for k in kernels) else None,
@@ -136,6 +133,15 @@ def warm_seconds(request: Request, stage: Stage) -> float:
     with inductor_capture.named_kernels():
         step = target_step(_compiled(target, request), request.backward)
         return seconds_of(step, target.device)
+
+
+def sizes(request: Request, stage: Stage) -> dict[str, Any]:
+    """Return what ``called_with_sizes`` finds with sizes as ``request.shapes`` says."""
+    assert request.shapes is not None
+    target = targets.load(request.target, request.device, request.data)
+    mode = None if request.mode == "default" else request.mode
+    tried = sizes_to_try(target, request.batches)
+    return called_with_sizes(target, request.shapes, mode, request.backward, tried, stage)
 
 
 def _compiled(target: targets.Target, request: Request) -> targets.Target:
@@ -235,30 +241,6 @@ def _ceiling_gbps(
     return ceilings.copy_gbps[size]
 
 
-def _other_batches(
-    target: targets.Target, compiled: targets.Target, request: Request
-) -> list[dict[str, Any]]:
-    """Call the compiled target with other batch sizes; return what recompiled, why, and how
-    long."""
-    rows = []
-    own = targets.batch_size(target)
-    for batch in dict.fromkeys((max(own // 2, 2), max(own // 3, 3), own + 1)):
-        inductor_capture.forget_metrics()
-        args, kwargs = targets.with_batch(compiled, batch)
-        step = target_step(replace(compiled, args=args, kwargs=kwargs), request.backward)
-        seconds = seconds_of(step, target.device)
-        new = inductor_capture.compilations()
-        rows.append(
-            {
-                "batch": batch,
-                "compiled": len(new),
-                "first_call_s": seconds,
-                "reasons": [c.recompile_reason for c in new if c.recompile_reason],
-            }
-        )
-    return rows
-
-
 def _break_row(found: GraphBreak) -> dict[str, Any]:
     return {"reason": found.reason, **(_line_row(found.line) if found.line else {})}
 
@@ -286,6 +268,7 @@ def _files(
 ANSWERS: dict[str, Callable[[Request, Stage], Any]] = {
     "explain": explain,
     "warm": warm_seconds,
+    "sizes": sizes,
     "without-gpu": without_gpu,
 }
 

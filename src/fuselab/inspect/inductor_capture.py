@@ -104,6 +104,15 @@ class GraphBreak:
 
 
 @dataclass(frozen=True)
+class ConstantSize:
+    """A symbolic size that tracing fixed to ``value``, and the line of the user's that needs it."""
+
+    size: str
+    value: int
+    line: SourceLine | None
+
+
+@dataclass(frozen=True)
 class Compilation:
     """One frame that Dynamo compiled."""
 
@@ -330,6 +339,43 @@ def _first_sentence(reason: str) -> str:
 def _line_of(stack: Sequence[Any]) -> SourceLine | None:
     own = [frame for frame in stack if is_user_file(frame.filename)]
     return SourceLine(own[-1].filename, own[-1].lineno) if own else None
+
+
+@contextmanager
+def sizes_made_constant() -> Iterator[list[ConstantSize]]:
+    """Record the symbolic sizes that tracing fixes to a number, with the line that needs it."""
+    try:
+        from torch._guards import TracingContext
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        fix: Any = ShapeEnv._set_replacement
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(
+            f"torch {torch.__version__} keeps symbolic sizes elsewhere ({plain(error)}); "
+            "explain works with torch 2.11 to 2.13."
+        ) from error
+    found: list[ConstantSize] = []
+
+    def recorded(environment: Any, symbol: Any, value: Any, *args: Any) -> Any:
+        known = environment.replacements.get(symbol)
+        if getattr(value, "is_Integer", False) and known != value:
+            sources = environment.var_to_sources.get(symbol, ())
+            named = _readable_source(sources[0]) if sources else str(symbol)
+            line = _line_of(TracingContext.extract_stack())
+            one = ConstantSize(named, int(value), line)
+            if one not in found:
+                found.append(one)
+        return fix(environment, symbol, value, *args)
+
+    with mock.patch.object(ShapeEnv, "_set_replacement", recorded):
+        yield found
+
+
+def _readable_source(source: Any) -> str:
+    """Return where a size comes from as a person writes it: ``x.shape[0]``."""
+    name = source.name() if callable(source.name) else source.name
+    name = re.sub(r"L\['(\w+)'\]", r"\1", str(name))
+    return plain(name.replace(".size()", ".shape"))
 
 
 def forget_compilations() -> None:

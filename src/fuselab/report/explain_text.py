@@ -17,6 +17,8 @@ def explain_text(facts: Facts) -> str:
     """Return the text that ``fuselab explain`` prints."""
     timed = "compiled" in facts  # not for a GPU that is not there
     lines = [*_head(facts), *(["", *_speed(facts)] if timed else []), "", *_graphs(facts)]
+    if facts.get("modes"):
+        lines += ["", *_modes(facts)]
     if facts["dynamic"]:
         lines += ["", *_batches(facts)]
     lines += ["", *_kernels(facts)]
@@ -78,13 +80,48 @@ def _graphs(facts: Facts) -> Iterator[str]:
         yield from folded("  not compiled: ", failure)
 
 
+def _modes(facts: Facts) -> Iterator[str]:
+    yield "Modes side by side"
+    columns = ["mode", "first call", "one step", "vs eager", "peak memory", "fused", "calls"]
+    rows = [
+        [
+            row["mode"],
+            _seconds(row["cold_s"]),
+            duration(row["us"]),
+            ratio(row["speedup"]),
+            byte_count(row["peak_bytes"]),
+            str(row["fused"]),
+            str(row["library_calls"]),
+        ]
+        for row in facts["modes"]
+    ]
+    yield from table(columns, rows, right=range(1, len(columns)))
+
+
 def _batches(facts: Facts) -> Iterator[str]:
-    yield "Other batch sizes, one after the other"
-    for row in facts["batches"]:
-        compiled = f"{row['compiled']} compiled again" if row["compiled"] else "nothing recompiled"
-        yield f" {row['batch']:>8} rows: {compiled}, first call {_seconds(row['first_call_s'])}"
-        for reason in row["reasons"]:
-            yield from folded("           ", reason)
+    ways = facts["batches"]
+    yield "Batch sizes, one after the other: the first call, and a step after it"
+    columns = ["rows", "eager"]
+    for name in ways:
+        columns += [name, "then"]
+    rows = []
+    for place, row in enumerate(next(iter(ways.values()))["rows"]):
+        cells = [str(row["batch"]), duration(row["eager_us"])]
+        for way in ways.values():
+            own = way["rows"][place]
+            cells += [_seconds(own["first_call_s"]), duration(own["us"])]
+        rows.append(cells)
+    yield from table(columns, rows, right=range(len(columns)))
+    for name, way in ways.items():
+        count_of = sum(row["compiled"] for row in way["rows"])
+        spent = sum(row["first_call_s"] for row in way["rows"] if row["compiled"])
+        yield f" {name}: {count(count_of)} compiled in {_seconds(spent)}"
+        for row in way["rows"]:
+            for reason in row["reasons"]:
+                yield from folded("   ", f"{row['batch']} rows: {reason}")
+        for one in way["constant"]:
+            at = f" by {one['line']} | {one['source']}" if "line" in one else ""
+            yield from folded("   ", f"{one['size']} is fixed to {one['value']}{at}")
 
 
 def _kernels(facts: Facts) -> Iterator[str]:
