@@ -188,11 +188,13 @@ def test_candidates_of_tuning_begin_with_the_default_and_fit_the_output():
 
 
 def test_the_measured_order_on_a_gpu():
-    def order(depth, activation="relu", bias=True, grad=False, dtype=torch.float32):
+    def order(
+        depth, activation="relu", bias=True, grad=False, dtype=torch.float32, rows=4096, columns=64
+    ):
         with FakeTensorMode():
-            input = torch.empty(64, depth, device="cuda", dtype=dtype, requires_grad=grad)
-            weight = torch.empty(8, depth, device="cuda", dtype=dtype)
-            of_bias = torch.empty(8, device="cuda", dtype=dtype) if bias else None
+            input = torch.empty(rows, depth, device="cuda", dtype=dtype, requires_grad=grad)
+            weight = torch.empty(columns, depth, device="cuda", dtype=dtype)
+            of_bias = torch.empty(columns, device="cuda", dtype=dtype) if bias else None
             return prefer(input, weight, of_bias, activation)[0]
 
     assert order(13) == order(32, "gelu", grad=True) == "triton"
@@ -205,6 +207,10 @@ def test_the_measured_order_on_a_gpu():
     )
     # cuBLASLt's epilogue has no gelu, and without a bias no relu.
     assert order(4096, "gelu") == order(4096, bias=False) == "wgmma"
+    assert order(2048, "gelu", rows=128) == order(2048, bias=False, rows=1) == "cublaslt"
+    assert order(2048, "gelu", rows=129) == order(2047, "gelu", rows=1) == "wgmma"
+    assert order(16, dtype=torch.float16, columns=32) == "triton"
+    assert order(16, dtype=torch.float16, columns=33) == "cuda"
     # Their backward forms the product again.
     assert order(4096, "gelu", grad=True) == order(512, "silu", grad=True) == "reference"
     assert order(256, "gelu", grad=True) == order(512, "tanh", grad=True) == "wgmma"

@@ -63,9 +63,12 @@ def test_every_candidate_fits_a_block_of_hopper():
 
 @pytest.mark.parametrize(
     ("rows", "columns", "expected"),
-    [(65536, 64, 64), (65536, 65, 128), (65536, 256, 256), (4096, 4096, 256), (2048, 1024, 64)],
+    [
+        *((65536, 64, 64), (65536, 65, 128), (65536, 256, 256), (4096, 4096, 256)),
+        *((4096, 1000, 256), (2048, 1024, 128), (2048, 1030, 64), (512, 700, 64)),
+    ],
 )
-def test_the_default_is_the_widest_tile_that_fills_the_gpu(rows, columns, expected):
+def test_the_default_gives_the_busiest_multiprocessor_the_fewest_columns(rows, columns, expected):
     found = wgmma_launch.candidates(rows, columns, 132)
     assert (found[0].columns, found[0].cluster) == (expected, 1)
     assert len(set(found)) == len(found) == {64: 1, 65: 2}.get(columns, 4)

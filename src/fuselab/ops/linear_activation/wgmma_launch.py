@@ -51,16 +51,17 @@ def shared_bytes(config: Config) -> int:
 
 @lru_cache(maxsize=1024)
 def candidates(rows: int, columns: int, multiprocessor_count: int) -> Sequence[Config]:
-    """Return the configurations that tuning may choose from. The first one is the widest tile, no
-    wider than the output needs, that gives every multiprocessor a tile, else the narrowest."""
+    """Return the configurations that tuning may choose from. The first one has tiles no wider than
+    the output needs, whose widths add up to the least on the busiest multiprocessor; of several
+    such, the widest."""
     widest = power_of_two(columns, 64, 256)
     fitting = [config for config in (*_CONFIGS, _PAIR) if config.columns <= widest]
 
-    def fills(config: Config) -> bool:
+    def columns_of_the_busiest(config: Config) -> int:
         tiles = ceil_div(rows, _ROWS) * ceil_div(columns, config.columns)
-        return tiles >= multiprocessor_count
+        return int(ceil_div(tiles, multiprocessor_count) * config.columns)
 
-    first = next(filter(fills, fitting), _CONFIGS[-1])
+    first = min(fitting, key=columns_of_the_busiest)
     return tuple(dict.fromkeys((first, *fitting)))
 
 
