@@ -93,11 +93,13 @@ _FEW_COLUMNS = 32
 
 
 def prefer(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Sequence[str]:
-    """Return the implementations in the order in which ``auto`` tries them. On a GPU and for K up
-    to 32: Triton in float32, for up to 32 columns, and at K = 32, where the CUDA kernel has bank
-    conflicts, else CUDA C++. For larger K: wgmma, then cuBLASLt where wgmma cannot run; cuBLASLt
-    first from K = 2048 on for up to 128 rows and for the activations that it has; the reference if K is above 400 and gelu, gelu_tanh or silu need a
-    gradient. On a CPU the reference, because the product is nearly all of the time.
+    """Return the implementations in the order in which ``auto`` tries them.
+
+    On a GPU and for K up to 32: Triton in float32, for up to 32 columns, and at K = 32, where the
+    CUDA kernel has bank conflicts, else CUDA C++. For larger K: wgmma, then cuBLASLt where wgmma
+    cannot run; cuBLASLt first from K = 2048 on for up to 128 rows and for the activations that it
+    has; the reference if K is above 400 and gelu, gelu_tanh or silu need a gradient. On a CPU the
+    reference, because the product is nearly all of the time.
 
     If gelu, gelu_tanh or silu need a gradient, the backward computes the product again. By
     arithmetic (700 TFLOP/s, 4.2 TB/s, not timed) that takes longer than eager's two more passes
