@@ -176,9 +176,9 @@ def test_the_sentence_and_the_type() -> None:
 def test_all_is_every_extra_of_users() -> None:
     extras = PROJECT["optional-dependencies"]
     (everything,) = extras["all"]
-    # torchrec is bound to one torch, and its kernels to a GPU
+    # torchrec is bound to one torch, and its kernels to a GPU; dask is for clusters
     names = set(everything.removeprefix("fuselab[").removesuffix("]").split(","))
-    assert names == set(extras) - {"all", "dev", "oracle", "torchrec"}
+    assert names == set(extras) - {"all", "dask", "dev", "oracle", "torchrec"}
     assert "fuselab[all]" in extras["dev"]
     assert not any(
         line.startswith(("typer", "click", "rich", "matplotlib", "jinja2", "pyarrow"))

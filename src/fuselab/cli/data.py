@@ -118,12 +118,18 @@ def prepare(
     processes: Annotated[
         int | None, option("Processes at once; default: all cores.", min=1)
     ] = None,
+    dask: Annotated[
+        str | None,
+        option("Work on the workers of the Dask scheduler there, instead.", "ADDRESS"),
+    ] = None,
     json: Json = None,
 ) -> None:
     """Write rows as records that train without parsing.
 
     A second call goes on where an interrupted one stopped.
     """
+    if dask is not None and processes is not None:
+        raise ArgumentError("--processes is for this machine and --dask for others; give one.")
     start = time.perf_counter()
     told, transform = _told(ids, largest_table, metadata, dense)
     with _to_go_on_from():
@@ -137,6 +143,7 @@ def prepare(
             skip_malformed=_skips(on_error),
             processes=processes,
             progress=Progress(),
+            scheduler=dask,
         )
     seconds = time.perf_counter() - start
     description = Description.from_json(found.manifest["description"])

@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from fuselab.data.dense import TRANSFORMS, Dense
 from fuselab.data.description import count_columns, describe_survey
 from fuselab.data.ids import Modulus, Vocabulary
 from fuselab.data.layout import last_seventh
+from fuselab.data.machines import each_on
 from fuselab.data.metadata import load_vocabulary, save_vocabulary
 from fuselab.data.prepared import MANIFEST, PLAN, SCHEMA, VOCABULARY, Prepared, load_manifest
 from fuselab.data.processes import available_cores, each
@@ -63,6 +64,7 @@ def prepare(
     processes: int | None = None,
     part_bytes: int = PART_BYTES,
     progress: Progress | None = None,
+    scheduler: str | None = None,
 ) -> Prepared:
     """Write the rows of ``source`` (as ``Source.at`` takes it, or synthetic) into ``folder``, and
     open it.
@@ -81,12 +83,18 @@ def prepare(
         skip_malformed: leave malformed rows out, counted and listed in the manifest.
         processes: how many run at once; all cores by default.
         part_bytes: bytes of a source's text per shard.
+        scheduler: the address of a Dask scheduler whose workers do the work, in place of
+            processes; they must see source and folder under the same paths.
 
     Raises DataError for malformed rows and for a source without rows, ArgumentError for options
     that do not fit each other or the folder, OutputError if the folder cannot be written (what was
     written stays, so that a later call can continue).
     """
     found = source if isinstance(source, Synthetic) else Source.at(source)
+    if scheduler is not None:  # its workers start in folders of their own
+        folder = Path(folder).absolute()
+        if isinstance(found, Source):
+            found = replace(found, files=tuple(file.absolute() for file in found.files))
     _check(found, ids, min_frequency, dense, validation)
     with folder_for_results(folder) as root, _alone(root), _kept():
         identity = found.identity()
@@ -107,7 +115,7 @@ def prepare(
         _begin(root, plan)
         parts = found.parts(every)
         processes = processes or available_cores()
-        run = _Run(root, found, parts, skip_malformed, processes, progress)
+        run = _Run(root, found, parts, skip_malformed, processes, progress, scheduler)
         surveys = run.survey()
         boundary = run.boundary(surveys, validation)
         training = run.training_surveys(surveys, boundary)
@@ -178,6 +186,7 @@ class _Run:
     skip_malformed: bool
     processes: int
     progress: Progress | None
+    scheduler: str | None
 
     def survey(self) -> list[Saved]:
         outputs = [self.root / f"survey-{number:05}.npz" for number in range(len(self.parts))]
@@ -288,7 +297,12 @@ class _Run:
         left = [task for task in tasks if not task.output.exists()]
         if self.progress is not None and left:
             self.progress.begin(f"{what}:", len(left))
-        for _, rows in each(work, left, self.processes):
+        walk = (
+            each(work, left, self.processes)
+            if self.scheduler is None
+            else each_on(self.scheduler, work, left)
+        )
+        for _, rows in walk:
             if self.progress is not None:
                 self.progress.update(rows)
 
