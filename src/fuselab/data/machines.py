@@ -38,8 +38,8 @@ def each_on(
     distributed = _distributed()
     try:
         # a client that finds nobody prints a traceback when it is deleted
-        place = urlsplit(scheduler)
-        socket.create_connection((place.hostname or "", place.port or 0), _CONNECT_S).close()
+        address = urlsplit(scheduler)
+        socket.create_connection((address.hostname or "", address.port or 0), _CONNECT_S).close()
         client = distributed.Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError) as error:
         raise ArgumentError(
