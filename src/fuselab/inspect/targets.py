@@ -74,6 +74,19 @@ class Target:
             return self.callable(*self.args, **self.kwargs)
 
 
+def load_callable(target: str, device: torch.device) -> Callable[..., Any]:
+    """Return the function that a TARGET names, or an instance of its class, without its inputs.
+
+    Raises TargetError.
+    """
+    with _seeded(device):
+        module, name = _resolve(target)
+        claim_file(_file_of(module))
+        found = getattr(module, name) if name else _only_callable(module, target)
+        function = _instantiate(found, name or _callable_name(module, found), module)
+    return function.to(device) if isinstance(function, nn.Module) else function
+
+
 def load(target: str, device: str | torch.device = "cpu", data: str | None = None) -> Target:
     """Load a TARGET, its inputs and, for a class, an instance; seeded, so that loads are equal.
 

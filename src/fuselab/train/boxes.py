@@ -1,4 +1,5 @@
-"""``fuselab train boxes``: a detector's step by ranges, with the GIoU loss in every spelling."""
+"""``fuselab train boxes``: a detector's step by ranges, with the GIoU loss in every spelling, or
+the user's own loss, model and data."""
 
 from __future__ import annotations
 
@@ -21,9 +22,19 @@ from fuselab.runtime import fallback
 from fuselab.train.boxes_task import Detector, images_and_boxes
 from fuselab.train.interruption import interruptible
 from fuselab.train.optimizers import dense_optimizer
+from fuselab.train.own import (
+    NOTHING_OWN,
+    Own,
+    check_step,
+    fused_loss,
+    load_loss,
+    load_model,
+    own_batches,
+)
 from fuselab.train.seed import check_seed
 
 LOSSES = ("eager", "compile", "cuda", "triton", "compile(triton)", "cpp")
+OWN_LOSSES = ("eager", "compile", "fuse")  # ways to run the user's own loss
 MODELS = ("eager", "compile")
 RANGES = ("copy", "forward", "loss", "backward", "optimizer")
 TOLERANCE = 0.03  # difference of the held-out loss allowed between spellings of the same loss
@@ -36,7 +47,7 @@ Batch = tuple[Tensor, Tensor]  # images and boxes
 @dataclass(frozen=True)
 class Settings:
     """The settings of a run: ``runs`` times ``steps`` steps of every variant. ``losses`` None means
-    all that run on the device."""
+    all that run on the device. ``own`` are the user's loss, model and data."""
 
     losses: Sequence[str] | None = None
     models: Sequence[str] = MODELS
@@ -44,6 +55,7 @@ class Settings:
     steps: int = 20
     runs: int = 3
     seed: int = 0
+    own: Own = NOTHING_OWN
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,11 @@ class VariantResult:
     spread_us: float | None
     held_out: float
 
+    @property
+    def loss_share(self) -> float:
+        """The share of the step that the loss takes, without its part of the backward."""
+        return self.ranges_us["loss"] / self.step_us
+
 
 @dataclass(frozen=True)
 class BoxesResult:
@@ -84,10 +101,15 @@ class BoxesResult:
     @property
     def agree(self) -> bool:
         """Whether all spellings of the loss trained equally well with the same model and casts."""
+        allowed = TOLERANCE * max(1.0, abs(self.before))
         found: dict[tuple[str, bool], list[float]] = {}
         for one in self.variants:
             found.setdefault((one.variant.model, one.variant.casts), []).append(one.held_out)
-        return all(max(losses) - min(losses) <= TOLERANCE for losses in found.values())
+        return all(max(losses) - min(losses) <= allowed for losses in found.values())
+
+    def speedup(self, variant: VariantResult) -> float:
+        """Return how many times as fast a step is as that of the first variant."""
+        return self.variants[0].step_us / variant.step_us
 
 
 def train(
@@ -108,18 +130,28 @@ def train(
     _validate(settings)
     losses, left_out = losses_of(settings, device)
     generator = torch.Generator().manual_seed(settings.seed)
-    batches = [_batch(settings.batch_size, generator, device) for _ in range(settings.steps)]
-    images, boxes = images_and_boxes(_HELD_OUT, generator)
-    held_out = images.to(device), boxes.to(device)
+    if settings.own.data is None:
+        batches = [_batch(settings.batch_size, generator, device) for _ in range(settings.steps)]
+        images, boxes = images_and_boxes(_HELD_OUT, generator)
+        held_out = images.to(device), boxes.to(device)
+    else:
+        *batches, last = own_batches(settings.own.data, settings.steps + 1, settings.seed)
+        held_out = last[0].to(device), last[1].to(device)
     torch.manual_seed(settings.seed)
-    start = Detector(casts=True).to(device)
+    start = _model(settings.own, True, device)
+    if settings.own.is_any:
+        check_step(start, losses["eager"], held_out)
+        if "fuse" in losses:
+            with torch.no_grad():
+                losses["fuse"] = fused_loss(losses["eager"], start(held_out[0]), held_out[1])
     trainers = [
-        Trainer(Variant(loss, model, casts), losses[loss], start, device)
+        Trainer(Variant(loss, model, casts), losses[loss], start, device, settings.own)
         for loss in losses
         for model in settings.models
-        for casts in (True, False)
+        for casts in ((True, False) if settings.own.model is None else (True,))
     ]
     times: dict[Variant, list[list[float]]] = {trainer.variant: [] for trainer in trainers}
+    reference = OP.reference if settings.own.loss is None else losses["eager"]
     shuffle = random.Random(settings.seed).shuffle
     with fallback.strict(), interruptible() as interruption:
         for trainer in trainers:
@@ -135,20 +167,20 @@ def train(
                 trainer.reset(start)
                 times[trainer.variant].append(trainer.run(batches))
     results = [
-        _result(one.variant, times[one.variant], _held_out_loss(one.model, held_out))
+        _result(one.variant, times[one.variant], _held_out_loss(one.model, held_out, reference))
         for one in trainers
     ]
-    return BoxesResult(settings, _held_out_loss(start, held_out), results, left_out)
+    return BoxesResult(settings, _held_out_loss(start, held_out, reference), results, left_out)
 
 
 class Trainer:
     """One variant with its model, optimizer and loss."""
 
     def __init__(
-        self, variant: Variant, loss: Loss, start: nn.Module, device: torch.device
+        self, variant: Variant, loss: Loss, start: nn.Module, device: torch.device, own: Own
     ) -> None:
         self.variant, self.loss, self.device = variant, loss, device
-        self.model = Detector(variant.casts).to(device)
+        self.model = _model(own, variant.casts, device)
         self.call = self.model if variant.model == "eager" else torch.compile(self.model)
         self.reset(start)
 
@@ -224,6 +256,10 @@ def losses_of(settings: Settings, device: torch.device) -> tuple[dict[str, Loss]
 
     Raises DeviceError if one of the others was asked for by name.
     """
+    if settings.own.loss is not None:
+        theirs = load_loss(settings.own.loss, device)
+        ways = {"eager": theirs, "compile": torch.compile(theirs), "fuse": theirs}
+        return {name: ways[name] for name in settings.losses or ways}, {}
     found: dict[str, Loss] = {}
     left_out = {}
     for name in settings.losses or LOSSES:
@@ -252,9 +288,10 @@ def _validate(settings: Settings) -> None:
         if getattr(settings, name) < 1:
             option = name.replace("_", "-")
             raise ArgumentError(f"--{option} is {getattr(settings, name)}; give 1 or more.")
+    known = LOSSES if settings.own.loss is None else OWN_LOSSES
     for loss in settings.losses or ():
-        if loss not in LOSSES:
-            raise UnknownNameError("loss", loss, LOSSES)
+        if loss not in known:
+            raise UnknownNameError("loss", loss, known)
     for model in settings.models:
         if model not in MODELS:
             raise UnknownNameError("mode", model, MODELS)
@@ -267,10 +304,14 @@ def _batch(count: int, generator: torch.Generator, device: torch.device) -> Batc
 
 
 @torch.no_grad()
-def _held_out_loss(model: nn.Module, batch: Batch) -> float:
+def _held_out_loss(model: nn.Module, batch: Batch, reference: Loss) -> float:
     with torch.autocast(batch[0].device.type, torch.bfloat16):
         predicted = model(batch[0])
-    return float(OP.reference(predicted.float(), batch[1]).item())
+    return float(reference(predicted.float(), batch[1]).item())
+
+
+def _model(own: Own, casts: bool, device: torch.device) -> nn.Module:
+    return Detector(casts).to(device) if own.model is None else load_model(own.model, device)
 
 
 def _result(variant: Variant, runs: Sequence[Sequence[float]], held_out: float) -> VariantResult:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,16 @@ from fuselab.nn.peft_checkpoint import load_adapters, save_adapters
 from fuselab.report.files import folder_for_results
 from fuselab.runtime import fallback
 from fuselab.train.loop import Loop
-from fuselab.train.lora_modes import MODES, Batch, Step, adapted, base_model, step_of, trained
+from fuselab.train.lora_modes import (
+    MODES,
+    Batch,
+    FusedStep,
+    Step,
+    adapted,
+    base_model,
+    step_of,
+    trained,
+)
 from fuselab.train.lora_task import Rows, Task, digits
 from fuselab.train.optimizers import dense_optimizer
 from fuselab.train.schedule import Schedule
@@ -54,6 +64,7 @@ class ModeResult:
 
     ``loss`` is the mean over the last steps, ``accuracy`` that of the held-out new digits, ``off``
     the largest difference of a logit from the first mode's. Times are microseconds per step;
+    ``differentiate_us`` is the part of forward, loss and backward, None in a CUDA graph;
     ``peak_bytes`` is what forward and backward need beside model and optimizer.
     """
 
@@ -64,6 +75,7 @@ class ModeResult:
     step_us: float
     low_us: float
     high_us: float
+    differentiate_us: float | None
     peak_bytes: int
     curve: Sequence[tuple[int, float]] = field(repr=False)
 
@@ -115,7 +127,7 @@ def train(
             merged or not.
     """
     task = digits(device)
-    _validate(settings, len(task.new))
+    validate(settings, len(task.new))
     schedule = Schedule(settings.lr, settings.steps, decay=1)
     if output is not None:
         with folder_for_results(output):
@@ -128,7 +140,7 @@ def train(
     for mode in settings.modes:
         say(f"adapters, {mode}")
         steps[mode] = step_of(mode, copy.deepcopy(start), settings.batch_size, settings.amp)
-        courses[mode] = _run(steps[mode], task.new, settings, schedule, device)
+        courses[mode] = run_mode(steps[mode], task.new, settings, schedule, device)
     logits = {mode: _logits(step.model, task.new_held_out) for mode, step in steps.items()}
     last = steps[settings.modes[-1]].model
     merged = _merged_logits(last, task.new_held_out)
@@ -140,7 +152,7 @@ def train(
     if output is not None:
         _export(last, base, output)
     say("timing the steps")
-    times, memory = _times_and_memory(steps, task.new, settings, device)
+    times, memory = times_and_memory(steps, task.new, settings, device)
     first = logits[settings.modes[0]]
     results = [
         ModeResult(
@@ -167,12 +179,14 @@ def train(
     )
 
 
-def _validate(settings: Settings, rows: int) -> None:
+def validate(settings: Settings, rows: int | None) -> None:
+    """Raise ArgumentError or UnknownNameError for a setting that cannot be; ``rows`` are those to
+    train on, None where the user's own data are batches already."""
     check_seed(settings.seed)
     for mode in settings.modes:
         if mode not in MODES:
             raise UnknownNameError("mode", mode, MODES)
-    if not 1 <= settings.batch_size <= rows:
+    if rows is not None and not 1 <= settings.batch_size <= rows:
         raise ArgumentError(
             f"--batch-size is {settings.batch_size}; there are {rows} rows to train on: give 1 to "
             f"{rows}."
@@ -204,8 +218,14 @@ def _trained_base(
     return base.requires_grad_(False)
 
 
-def _run(
-    step: Step, rows: Rows, settings: Settings, schedule: Schedule, device: torch.device
+class Batches(Protocol):
+    """The source of batches."""
+
+    def batches(self, size: int, seed: int) -> Iterator[Batch]: ...
+
+
+def run_mode(
+    step: Step, rows: Batches, settings: Settings, schedule: Schedule, device: torch.device
 ) -> list[tuple[int, float]]:
     """Train, and return the loss curve."""
     loop = Loop(step, schedule, device, settings.batch_size)
@@ -248,10 +268,13 @@ def _export(model: nn.Sequential, base: nn.Sequential, output: Path) -> None:
     assert all(torch.equal(written_now[name], read_back[name]) for name in written_now)
 
 
-def _times_and_memory(
-    steps: dict[str, Step], rows: Rows, settings: Settings, device: torch.device
-) -> tuple[dict[str, tuple[float, float, float]], dict[str, int]]:
-    """Return the median us per step with its interval, by a loop's wall clock, and bytes per step.
+def times_and_memory(
+    steps: Mapping[str, Step], rows: Batches, settings: Settings, device: torch.device
+) -> tuple[dict[str, tuple[float, float, float, float | None]], dict[str, int]]:
+    """Return the median us per step with its interval, by a loop's wall clock, then the median of
+    forward, loss and backward alone, and bytes per step.
+
+    A step that is one CUDA graph has no such part.
 
     The models are trained on meanwhile.
     """
@@ -259,6 +282,9 @@ def _times_and_memory(
     loops = {
         mode: steady(partial(step, batch, settings.lr), device) for mode, step in steps.items()
     }
+    for mode, step in steps.items():
+        if not isinstance(step, FusedStep) or step.graph is None:
+            loops[_part(mode)] = steady(partial(step.differentiate, batch), device)
     with fallback.strict():
         samples = interleave(
             [Candidate(mode, call) for mode, (call, _) in loops.items()],
@@ -270,10 +296,16 @@ def _times_and_memory(
             mode: peak_bytes(partial(step.differentiate, batch), device)
             for mode, step in steps.items()
         }
-    times = {}
-    for mode, (_, calls) in loops.items():
-        if samples[mode].failed:
-            raise ArgumentError(f"--mode {mode} failed while it was timed: {samples[mode].failed}.")
-        each = [us / calls for us in samples[mode].times_us]
-        times[mode] = (median(each), *median_interval(each)[1:])
-    return times, memory
+    found: dict[str, tuple[float, float, float]] = {}
+    for name, (_, calls) in loops.items():
+        if samples[name].failed:
+            raise ArgumentError(f"--mode {name} failed while it was timed: {samples[name].failed}.")
+        each = [us / calls for us in samples[name].times_us]
+        _, low, high = median_interval(each)
+        found[name] = (median(each), low, high)
+    parts = {mode: found[_part(mode)][0] if _part(mode) in found else None for mode in steps}
+    return {mode: (*found[mode], parts[mode]) for mode in steps}, memory
+
+
+def _part(mode: str) -> str:
+    return f"{mode}, forward and backward"

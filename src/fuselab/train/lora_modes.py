@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +64,7 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 class Step(Protocol):
     """Trains the adapters of ``model`` by Adam."""
 
-    model: nn.Sequential
+    model: Any
 
     def __call__(self, batch: Batch, rate: float) -> Tensor:
         """Take one step; return the loss before it, 0-d, which the next step may overwrite."""
@@ -87,8 +87,9 @@ def step_of(mode: str, model: nn.Sequential, batch_size: int, amp: bool = False)
 class PlainStep:
     """Plain PyTorch and torch.optim; forward and loss through torch.compile if ``compiled``."""
 
-    def __init__(self, model: nn.Sequential, amp: bool, compiled: bool = False) -> None:
-        self.model, self.amp = model, amp
+    def __init__(self, model: nn.Module, amp: bool, compiled: bool = False) -> None:
+        self.model: Any = model
+        self.amp = amp
         self.parameters = trained(model)
         self.optimizer = dense_optimizer("adam", self.parameters, 1.0)
         self.loss: Callable[[Tensor, Tensor], Tensor] = self._loss

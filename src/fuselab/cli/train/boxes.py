@@ -1,18 +1,20 @@
-"""``fuselab train boxes``: a small detector, its GIoU loss in every spelling, timed by ranges."""
+"""``fuselab train boxes``: a small detector, its GIoU loss in every spelling, timed by ranges; or
+the user's own loss, model and data."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fuselab.cli.options import Device, Json, option
+from fuselab.cli.options import FILE, Device, Json, option
 from fuselab.report.progress import say
 from fuselab.report.screen import table
 
 if TYPE_CHECKING:
-    from fuselab.train.boxes import BoxesResult
+    from fuselab.train.boxes import BoxesResult, VariantResult
 
 
 def add(verbs: typer.Typer) -> None:
@@ -25,9 +27,16 @@ def boxes(
         list[str] | None,
         option(
             "eager, compile, cuda, triton, compile(triton), cpp; repeatable; default all "
-            "that run here.",
+            "that run here. Or your own, as FILE:NAME.",
             "LOSS",
         ),
+    ] = None,
+    model: Annotated[
+        str | None, option("Your own nn.Module class instead of the detector.", "FILE:NAME")
+    ] = None,
+    data: Annotated[
+        str | None,
+        option("Your own function that returns a batch (inputs, target).", "FILE:NAME"),
     ] = None,
     mode: Annotated[
         list[str] | None,
@@ -37,6 +46,9 @@ def boxes(
     steps: Annotated[int, option("Steps of a run.")] = 20,
     runs: Annotated[int, option("Runs over which times are averaged.")] = 3,
     seed: Annotated[int, option("Seed of the images and the weights.")] = 0,
+    plot: Annotated[
+        Path | None, option("Draw the parts of a step.", "FILE", click_type=FILE)
+    ] = None,
     device: Device = "auto",
     json: Json = None,
 ) -> int:
@@ -44,46 +56,76 @@ def boxes(
 
     The boxes are synthetic and padded; training is under bfloat16 autocast. Every loss is trained
     with the model eager and compiled, with and without casts of the boxes to float32, and the parts
-    of a step are timed. Exit status 1: spellings of the loss ended at different held-out losses.
+    of a step are timed. A loss of your own runs eager, compiled and fused. Exit status 1: spellings
+    of the loss ended at different held-out losses.
     """
     from fuselab.device.select import select
+    from fuselab.errors import ArgumentError
+    from fuselab.report.plots import check_plot
     from fuselab.report.result import write_result
+    from fuselab.report.train_plot import step_plot
     from fuselab.train.boxes import MODELS, Settings, train
+    from fuselab.train.own import Own
 
     where = select(device)
-    losses = tuple(dict.fromkeys(loss)) if loss else None
+    given = tuple(dict.fromkeys(loss or ()))
+    files = [one for one in given if ".py" in one or ":" in one]
+    if len(files) > 1:
+        raise ArgumentError(f"one loss at a time: {files[0]} or {files[1]}.")
+    losses = tuple(one for one in given if one not in files) or None
+    own = Own(files[0] if files else None, model, data)
+    if plot is not None:
+        check_plot(plot)
     models = tuple(dict.fromkeys(mode or MODELS))
-    settings = Settings(losses, models, batch_size, steps, runs, seed)
+    settings = Settings(losses, models, batch_size, steps, runs, seed, own)
     result = train(settings, where, lambda sentence: say(f"{sentence} ..."))
     _show(result, on_gpu=where.type == "cuda")
+    if plot is not None:
+        bars = {_named(result, one): one.ranges_us for one in result.variants}
+        step_plot("us per step, by part", bars, plot)
+        say(f"fuselab: wrote {plot}")
     write_result(json, "train boxes", {**asdict(result), "agree": result.agree}, where)
     return 0 if result.agree else 1
 
 
 def _show(result: BoxesResult, on_gpu: bool) -> None:
-    from fuselab.report.numbers import digits
+    from fuselab.report.numbers import digits, ratio, share
     from fuselab.train.boxes import RANGES
 
     settings = result.settings
     clock = "events on the GPU's stream" if on_gpu else "wall time; on a CPU nothing is copied"
+    batch = f"{settings.batch_size} images of 256 cells"
     print(
-        f"us per step of {settings.batch_size} images of 256 cells, bfloat16 autocast: mean of "
-        f"{settings.runs} x {settings.steps} steps\n({clock})\n"
+        f"us per step of {'a batch of your data' if settings.own.data else batch}, bfloat16 "
+        f"autocast: mean of {settings.runs} x {settings.steps}\nsteps ({clock})\n"
     )
+    with_casts = settings.own.model is None
     rows = [
         [
             one.variant.loss,
             one.variant.model,
-            "float32" if one.variant.casts else "none",
-            *(digits(one.ranges_us[name]) for name in RANGES[:4]),
+            *(["float32" if one.variant.casts else "none"] if with_casts else []),
+            *(digits(one.ranges_us[name]) for name in RANGES[1:4]),
             digits(one.step_us),
+            ratio(result.speedup(one)),
+            share(one.loss_share),
             f"{one.held_out:.3f}",
         ]
         for one in result.variants
     ]
-    columns = ["loss", "model", "casts", *RANGES[:4], "step", "held out"]
-    print("\n".join(table(columns, rows, right=range(3, 9))))
-    print(f"\nheld-out loss before training: {result.before:.3f}")
+    head = ["loss", "model", *(["casts"] if with_casts else [])]
+    columns = [*head, *RANGES[1:4], "step", "speed", "loss of it", "held out"]
+    print("\n".join(table(columns, rows, right=range(len(head), len(columns)))))
+    print(
+        "\nspeed: how many times as fast the step is as that of the first row\n"
+        "loss of it: the share of the step in the loss, without its backward"
+    )
+    print(f"held-out loss before training: {result.before:.3f}")
     for name, reason in result.left_out.items():
         print(f"left out: {name} {reason}")
     print("all losses agree" if result.agree else "losses DISAGREE after training")
+
+
+def _named(result: BoxesResult, one: VariantResult) -> str:
+    casts = "" if result.settings.own.model else f", {'with' if one.variant.casts else 'no'} casts"
+    return f"loss {one.variant.loss}, model {one.variant.model}{casts}"
