@@ -83,7 +83,13 @@ class Server:
             environment = interpreter.environment()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fuselab.prove.worker_server", str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-m",
+                    "fuselab.prove.server_start",
+                    str(theirs.fileno()),
+                    str(torch.cuda.device_count()),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=environment,

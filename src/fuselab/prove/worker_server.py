@@ -213,7 +213,3 @@ def main(descriptor: int) -> None:
     with socket.socket(fileno=descriptor) as control, contextlib.suppress(ConnectionError):
         control.sendall(json.dumps("ready").encode())
         serve(control)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
