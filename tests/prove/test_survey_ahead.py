@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from fuselab import ops
-from fuselab.prove import survey, survey_ahead
+from fuselab.prove import survey, survey_ahead, survey_rehearsal
 
 
 class Started:
@@ -38,6 +39,22 @@ def test_every_point_is_compiled_by_one_process(
     assert all(one["named"] == "square" for one in asked)
     shared = sorted(point for one in asked for point in one["points"])
     assert shared == (list(range(points)) if expected else [])
+    for command in Started.commands:
+        assert command[1:-1] == ["-m", survey_rehearsal.__name__]
+
+
+def test_a_process_takes_what_a_survey_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def ahead(what: dict[str, Any], points: object, count: int, progress: object) -> None:
+        asked.append(what)
+
+    monkeypatch.setattr(survey, "compile_ahead", ahead)
+    op = ops.contract("square")
+    survey.survey(op, only=(), device="cpu", named="square", ahead=2)
+    (what,) = asked
+    taken = inspect.signature(survey_rehearsal.rehearse).parameters
+    assert set(taken) == {*what, "points"}
 
 
 def test_one_process_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

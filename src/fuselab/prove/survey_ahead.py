@@ -7,17 +7,16 @@ the points, leave what they compile in the caches on disk, where the process tha
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+CHILD = "fuselab.prove.survey_rehearsal"  # it imports the survey, which imports this
 LEAST_POINTS = 4  # of fewer, the start of the processes takes longer than they save
 _MOST_PROCESSES = 16
 _BYTES_EACH = 4 << 30  # of the GPU's memory, for a process and a point's tensors
@@ -41,8 +40,8 @@ def compile_ahead(
 ) -> None:
     """Let up to ``count`` processes compile for the points, and return when all have ended.
 
-    ``asked`` are the arguments of ``rehearse`` but the points. What fails there fails again when
-    the point is timed, and is reported then.
+    ``asked`` are the arguments of ``survey_rehearsal.rehearse`` but the points. What fails there
+    fails again when the point is timed, and is reported then.
     """
     count = min(count, len(points))
     if count < 2 or len(points) < LEAST_POINTS:
@@ -52,7 +51,7 @@ def compile_ahead(
     shares = [list(points[place::count]) for place in range(count)]
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", __name__, json.dumps({**asked, "points": share})],
+            [sys.executable, "-m", CHILD, json.dumps({**asked, "points": share})],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -66,31 +65,3 @@ def compile_ahead(
     finally:
         for process in started:
             process.kill()
-
-
-def rehearse(
-    named: str,
-    points: Sequence[int],
-    seed: int,
-    backward: bool,
-    providers: Sequence[str] | None,
-    dtypes: Sequence[str] | None,
-    device: str,
-) -> None:
-    """Call every provider of the operator ``named`` once at each point."""
-    from fuselab.prove import survey
-    from fuselab.prove.load import load
-
-    where = torch.device(device)
-    phases = ("forward", "forward+backward") if backward else ("forward",)
-    chosen = [getattr(torch, name) for name in dtypes] if dtypes else None
-    warnings.simplefilter("ignore")
-    calls = survey.calls_of(load(named), points, seed, phases, providers, chosen, where)
-    for call in calls:
-        with contextlib.suppress(Exception):  # any provider may raise anything
-            call()
-            torch.cuda.synchronize(where)
-
-
-if __name__ == "__main__":
-    rehearse(**json.loads(sys.argv[1]))
