@@ -179,7 +179,7 @@ def test_all_is_every_extra_of_users() -> None:
     # torchrec is bound to one torch, and its kernels to a GPU; dask is for clusters
     names = set(everything.removeprefix("fuselab[").removesuffix("]").split(","))
     assert names == set(extras) - {"all", "dask", "dev", "oracle", "torchrec"}
-    assert "fuselab[all]" in extras["dev"]
+    assert "fuselab[all,dask]" in extras["dev"]
     assert not any(
         line.startswith(("typer", "click", "rich", "matplotlib", "jinja2", "pyarrow"))
         for line in PROJECT["dependencies"]
