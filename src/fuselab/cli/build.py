@@ -40,7 +40,7 @@ def build(
     ] = None,
     json: Json = None,
 ) -> None:
-    """Make a wheel, a folder for the Hub, or C++ operators of a kernel package.
+    """Make a wheel, a Hub folder or C++ operators of a package.
 
     A wheel, a Hub folder and an extension are imported once, alone, in a process of their own.
     """
