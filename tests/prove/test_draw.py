@@ -131,6 +131,12 @@ def test_kinds_hold_what_they_promise(kind: str, dtype: torch.dtype) -> None:
     assert promise[kind]()
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0), (2, 3)])
+@pytest.mark.parametrize("kind", VALUES)
+def test_every_kind_has_every_shape(kind: str, shape: tuple[int, ...]) -> None:
+    assert make_values(kind, shape, torch.float32, seed=4).shape == shape
+
+
 def test_turns_leave_no_kind_and_no_tensor_out() -> None:
     seen = set()
     for turn in range(4 * (len(VALUES) - 1)):

@@ -338,7 +338,8 @@ def make_values(kind: str, shape: Sequence[int], dtype: torch.dtype, seed: int) 
         return (normal * (limits.tiny / 8)).to(dtype)
     values = normal.to(dtype)
     if kind == "masked":  # as by a causal mask: whole blocks of a long row hold nothing else
-        values[..., : shape[-1] // 2 if shape else 0] = -math.inf
+        if shape:
+            values[..., : shape[-1] // 2] = -math.inf
         return values
     flat = values.view(-1)
     if flat.numel() == 0:

@@ -173,6 +173,8 @@ def work(channel: socket.socket) -> None:
                 reply["replaced"] = guard.undo()
             sys.stdout.flush()
             wire.send(channel, reply)
+        except ConnectionError:  # whoever asked has ended
+            return
         except BaseException as error:
             wire.send(channel, {"number": number, "error": _described(error)})
 
