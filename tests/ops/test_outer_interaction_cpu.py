@@ -17,13 +17,17 @@ def gradients(function, inputs, upstream):
     return torch.autograd.grad(function(*leaves), leaves, upstream)
 
 
-# z of 1 to 140 elements: within a square, exactly a square, within a tile, across tiles; and more
-# outputs than are folded at a time.
+# The forward without and with the weights of a pair's two places added; z of 1 to 140 elements:
+# within a square, exactly a square, within a tile, across tiles; and more outputs than are folded
+# at a time.
 @pytest.mark.parametrize(
     ("batch", "tables", "width", "columns"),
     [(3, 0, 1, 2), (2, 0, 16, 5), (5, 2, 11, 3), (4, 3, 16, 7), (3, 4, 13, 4), (2, 6, 20, 300)],
 )
-def test_values_and_gradients_in_float64(batch, tables, width, columns):
+@pytest.mark.parametrize("folded_from", [0, 1000])
+def test_values_and_gradients_in_float64(batch, tables, width, columns, folded_from, monkeypatch):
+    monkeypatch.setattr(cpu_launch, "FOLDED_FROM", folded_from)
+    monkeypatch.setattr(cpu_launch, "_SHARE", 3 * (tables + 1) * width * batch)
     inputs = layer(batch, tables, width, columns, torch.float64)
     upstream = normal(batch, columns, dtype=torch.float64, seed=9)
 
@@ -51,7 +55,9 @@ def test_pairs_are_weighed_by_both_of_their_places():
     assert weight.grad.tolist() == [[4.0, 6.0, 6.0, 9.0]]
 
 
-def test_rows_of_the_weight_that_are_apart():
+@pytest.mark.parametrize("folded_from", [0, 1000])
+def test_rows_of_the_weight_that_are_apart(folded_from, monkeypatch):
+    monkeypatch.setattr(cpu_launch, "FOLDED_FROM", folded_from)
     dense, embeddings, weight, bias = layer(3, 1, 9, 4, torch.float64)
     wide = torch.full((4, weight.shape[1] + 5), float("nan"), dtype=torch.float64)
     wide[:, 2:-3] = weight
@@ -78,8 +84,11 @@ def test_what_is_not_asked_for_is_not_computed():
     torch.testing.assert_close(found[2], expected[2])
 
 
-def test_the_outer_product_is_never_in_memory():
-    """The largest allocation of a call is a tile's: here 1.5 MB for the outer product's 38 MB."""
+@pytest.mark.parametrize("folded_from", [0, 1000])
+def test_the_outer_product_is_never_in_memory(folded_from, monkeypatch):
+    """The largest allocation of a call is a tile's or a share's, here at most 1.5 MB for the outer
+    product's 38 MB."""
+    monkeypatch.setattr(cpu_launch, "FOLDED_FROM", folded_from)
     inputs = layer(96, 15, 20, 8, torch.float32)
     outer_bytes = 96 * (16 * 20) ** 2 * 4
     with torch.profiler.profile(profile_memory=True) as profiled:

@@ -1,10 +1,10 @@
-// The outer interaction's products in C++ for CPUs, without the outer product in memory.
+// What the outer interaction needs on CPUs between PyTorch's matrix products (cpu_launch.py).
 //
-// The pairs of a sample's elements are taken in squares of 16 x 16, of which those on and below the
-// diagonal are enough. On the diagonal a square has its pairs twice, as the outer product does; below
-// it each pair stands once, and `fold` adds the weights of both its places. A kernel works on a tile
-// of 4 x 4 squares, whose rows are 64 neighbouring weights. The matrix products between these kernels
-// are PyTorch's (cpu_launch.py). Elements behind the last one count as zeros.
+// The pairs of a sample's elements are taken in squares of 16 x 16. For `form` and `fold` those on
+// and below the diagonal are enough: on the diagonal a square has its pairs twice, as the outer
+// product does; below it each pair stands once, and `fold` adds the weights of both its places. They
+// work on a tile of 4 x 4 squares, whose rows are 64 neighbouring weights. Elements behind the last
+// one count as zeros.
 
 #include <algorithm>
 
@@ -53,17 +53,6 @@ FUSELAB_INLINE Line<Real> first_of(Line<Real> line, int64_t count) {
   return choose(first_lanes<Integers<Line<Real>>>(count), line, Line<Real>{});
 }
 
-// Stores a line past the caches; `to` is a multiple of 64 bytes.
-template <class Real>
-FUSELAB_INLINE void stream_line(Real* to, Line<Real> line) {
-  constexpr int64_t step = lanes<Vector<Real>>;
-  for (int64_t i = 0; i < side; i += step) {
-    Vector<Real> part;
-    std::memcpy(&part, reinterpret_cast<const Real*>(&line) + i, sizeof part);
-    store_whole<true>(to + i, part);
-  }
-}
-
 // Loads the square whose first element is `from`: `rows` lines of `columns` elements.
 template <class Real>
 FUSELAB_INLINE void load_square(Line<Real>* lines, const Real* from, int64_t width, int64_t rows,
@@ -104,36 +93,31 @@ void fold(const Real* weight, Real* folded, int64_t columns, int64_t width, int6
   }
 }
 
-// Writes the weight's gradient of a tile, from that of what `fold` made of it. Whole lines of the
-// cache are written past it.
+// Computes sums [columns, width, width], weight[i, j] + weight[j, i], from the weight [columns,
+// width²], whose rows are `weight_stride` apart.
 template <class Real>
-void unfold(const Real* grad_folded, Real* grad_weight, int64_t columns, int64_t width,
-            int64_t tile_row, int64_t tile_column, int64_t tile_pairs) {
-  const auto write = [&](Real* to, const Line<Real>* lines, int64_t rows, int64_t count) {
-    for (int64_t i = 0; i < std::min(side, rows); ++i, to += width) {
-      if (count >= side && reinterpret_cast<uintptr_t>(to) % 64 == 0) {
-        stream_line(to, lines[i]);
-      } else {
-        store_line(to, lines[i], count);
-      }
+void add_transposed(const Real* weight, Real* sums, int64_t columns, int64_t width,
+                    int64_t weight_stride) {
+  const int64_t blocks = (width + side - 1) / side;
+#pragma omp parallel for schedule(dynamic, 4) if (columns * width * width >= parallel_from)
+  for (int64_t strip = 0; strip < columns * blocks; ++strip) {
+    const int64_t n = strip / blocks, row = strip % blocks * side, rows = width - row;
+    const Real* const own = weight + n * weight_stride;
+    Real* const to = sums + n * width * width;
+    for (int64_t column = 0; column <= row; column += side) {
+      const int64_t others = width - column;
+      Line<Real> lines[side], across[side];
+      load_square(lines, own + row * width + column, width, rows, others);
+      load_square(across, own + column * width + row, width, others, rows);
+      transpose<side / 2>(across);
+      for (int64_t i = 0; i < side; ++i) lines[i] += across[i];
+      for (int64_t i = 0; i < std::min(side, rows); ++i)
+        store_line(to + (row + i) * width + column, lines[i], others);
+      if (row == column) continue;
+      transpose<side / 2>(lines);
+      for (int64_t i = 0; i < std::min(side, others); ++i)
+        store_line(to + (column + i) * width + row, lines[i], rows);
     }
-  };
-#pragma omp parallel
-  {
-#pragma omp for schedule(static)
-    for (int64_t n = 0; n < columns; ++n) {
-      Real* const own = grad_weight + n * width * width;
-      for_squares(tile_row, tile_column, width, [&](int64_t number, int64_t row, int64_t column) {
-        const int64_t rows = width - row, others = width - column;
-        Line<Real> lines[side];
-        std::memcpy(lines, grad_folded + n * tile_pairs + number * pairs, sizeof lines);
-        write(own + row * width + column, lines, rows, others);
-        if (row == column) return;
-        transpose<side / 2>(lines);
-        write(own + column * width + row, lines, others, rows);
-      });
-    }
-    finish_streaming();
   }
 }
 
@@ -154,37 +138,6 @@ void form(const Real* z, Real* products, int64_t batch, int64_t width, int64_t t
             i < rows ? first_of<Real>(of_column * own[row + i], others) : Line<Real>{};
         std::memcpy(to + number * pairs + i * side, &line, sizeof line);
       }
-    });
-  }
-}
-
-// Adds to grad_z [batch, width] what a tile's products pass on: grad_products [batch, tile_pairs].
-template <class Real>
-void pull(const Real* z, const Real* grad_products, Real* grad_z, int64_t batch, int64_t width,
-          int64_t tile_row, int64_t tile_column, int64_t tile_pairs) {
-#pragma omp parallel for schedule(static) if (batch * tile_pairs >= parallel_from)
-  for (int64_t sample = 0; sample < batch; ++sample) {
-    const Real* const own = z + sample * width;
-    const Real* const from = grad_products + sample * tile_pairs;
-    Real* const to = grad_z + sample * width;
-    for_squares(tile_row, tile_column, width, [&](int64_t number, int64_t row, int64_t column) {
-      const int64_t rows = width - row, others = width - column;
-      const Line<Real> of_row = load_line(own + row, rows);
-      const Line<Real> of_column = load_line(own + column, others);
-      Line<Real> to_row[side], to_column = {};
-#pragma GCC unroll 16
-      for (int64_t i = 0; i < side; ++i) {
-        const Line<Real> line = first_of<Real>(
-            load_as<Line<Real>>(from + number * pairs + i * side), i < rows ? others : 0);
-        to_row[i] = line * of_column;
-        to_column += line * of_row[i];
-      }
-      // The sums of 16 vectors, one in each lane of the result.
-      transpose<side / 2>(to_row);
-      for (int64_t half = side / 2; half > 0; half /= 2)
-        for (int64_t i = 0; i < half; ++i) to_row[i] += to_row[i + half];
-      store_line(to + row, load_line(to + row, rows) + to_row[0], rows);
-      store_line(to + column, load_line(to + column, others) + to_column, others);
     });
   }
 }

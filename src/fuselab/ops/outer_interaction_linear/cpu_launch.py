@@ -1,9 +1,10 @@
-"""Launchers of the C++ kernels: the pairs of a tile of elements at a time, and PyTorch's matrix
-products between them.
+"""Launchers for CPUs: PyTorch's matrix products, with C++ kernels between them, and the
+``(B, K²)`` outer product never in memory.
 
-A tile's products and folded weights stay in the cache, so the ``(B, K²)`` outer product is never in
-memory, and the matrix products take half of the operations. In return the weight is folded in every
-call, so this pays for many samples; the measured times that ``auto`` goes by say from where on.
+A row of the weight is a matrix W_n of K x K, and output n is z W_n zᵀ: one matrix product for a run
+of outputs, z with their W_n, and then a dot product with z. For many samples the forward takes the
+pairs of a tile of elements at a time instead: it adds the weights of both places of a pair, which
+halves the operations of the matrix products.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from fuselab.runtime.cpp_source import CppSource, i64
 
 CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
 _DTYPES = (torch.float32, torch.float64)
+# Samples from which on halving the operations pays for the pass that adds the weights.
+FOLDED_FROM = 384
+_SHARE = 1 << 20  # elements of a share's workspace, unless those of one output are more
 _COLUMNS = 256  # outputs whose weights are folded at a time: up to 4 MB of a tile in float32
 
 
@@ -34,8 +38,8 @@ def supports(dense: Tensor, *rest: Any) -> str | None:
 def forward(
     dense: Tensor, embeddings: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 ) -> Tensor:
-    """Compute the output. The workspace is a tile's products, 16 KB a sample in float32, and its
-    folded weights, up to 4 MB."""
+    """Compute the output. The workspace is up to 4 MB in float32, or K numbers a sample if that is
+    more; for many samples a tile's products, 16 KB a sample, and its folded weights, up to 4 MB."""
     output = empty_output(dense, weight)
     if output.numel() == 0:
         return output
@@ -43,10 +47,15 @@ def forward(
         output.zero_()
     else:
         output.copy_(bias.expand_as(output))
-    for tile in _tiles(_row(dense, embeddings), row_readable(weight)):
-        products = tile.products()
-        for columns in tile.column_shares():
-            output[:, columns].addmm_(products, tile.folded(columns).t())
+    z, rows = _row(dense, embeddings), row_readable(weight)
+    if z.shape[0] < FOLDED_FROM and z.numel():
+        for share in _Share.all_of(z, rows):
+            output[:, share.columns] += share.outputs()
+    else:
+        for tile in _tiles(z, rows):
+            products = tile.products()
+            for columns in tile.column_shares():
+                output[:, columns].addmm_(products, tile.folded(columns).t())
     return activations.activation(activation).function(output)
 
 
@@ -60,31 +69,30 @@ def backward(
     bias: Tensor | None,
     activation: str,
 ) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of dense, embeddings, weight and bias. The workspace is that of the
-    forward, and z's gradient."""
+    """Compute the gradients of dense, embeddings, weight and bias, some outputs at a time.
+
+    With g the gradient of the pre-activation and W_n the matrix of output n, z's gradient is the
+    sum over n of (g_n z) (W_n + W_nᵀ), and W_n's is (g_n z)ᵀ z. The workspace is z's gradient,
+    and two pieces of up to 4 MB in float32, or K numbers a sample and K² if that is more.
+    """
     pulled = activations.pulled_back(
         activation,
         grad_output,
         output,
         lambda: forward(dense, embeddings, weight, bias, "identity"),
-    ).contiguous()
-    z = _row(dense, embeddings)
+    )
+    z, rows = _row(dense, embeddings), row_readable(weight)
     grad_z = torch.zeros_like(z) if needs[0] or needs[1] else None
-    grad_weight = weight.new_empty(weight.shape) if needs[2] else None
-    if pulled.numel() == 0 and grad_weight is not None:
-        grad_weight.zero_()
-    for tile in _tiles(z, row_readable(weight)) if pulled.numel() else ():
-        if grad_z is not None:
-            grad_products = tile.products_room().zero_()
-            for columns in tile.column_shares():
-                grad_products.addmm_(pulled[:, columns], tile.folded(columns))
-            tile.pull(grad_products, grad_z)
-        if grad_weight is not None:
-            products = tile.products()
-            for columns in tile.column_shares():
-                grad_folded = tile.folded_room(columns)
-                torch.mm(pulled[:, columns].t(), products, out=grad_folded)
-                tile.unfold(grad_folded, grad_weight[columns])
+    make_weight = weight.new_empty if pulled.numel() else weight.new_zeros
+    grad_weight = make_weight(weight.shape) if needs[2] else None
+    if pulled.numel() and z.numel() and any(needs[:3]):
+        for share in _Share.all_of(z, rows, with_sums=grad_z is not None):
+            scaled = share.scaled(pulled)
+            if grad_z is not None:
+                grad_z.addmm_(scaled, share.sums())
+            if grad_weight is not None:
+                own = grad_weight[share.columns].view(-1, z.shape[1])
+                torch.mm(scaled.t(), z, out=own)
     grad_dense, grad_embeddings = None, None
     if grad_z is not None:
         middle = dense.shape[1]
@@ -94,6 +102,50 @@ def backward(
         if needs[1]:
             grad_embeddings = grad_z[:, middle:].clone(memory_format=plain).view(embeddings.shape)
     return grad_dense, grad_embeddings, grad_weight, pulled.sum(0) if needs[3] else None
+
+
+class _Share:
+    """Some outputs of the layer, and what is computed for them with the outer product left out.
+
+    z ``(B, K)`` is contiguous, and the rows of the weight ``(N, K²)`` are. What the methods return
+    lies in workspaces that all shares use.
+    """
+
+    def __init__(self, z: Tensor, weight: Tensor, columns: slice, rooms: Sequence[Tensor]):
+        self.z, self.weight, self.columns, self.rooms = z, weight[columns], columns, rooms
+        self.count, self.width = self.weight.shape[0], z.shape[1]
+
+    @classmethod
+    def all_of(cls, z: Tensor, weight: Tensor, with_sums: bool = False) -> Iterator[_Share]:
+        """Yield the shares that contain all outputs; ``with_sums`` gives ``sums`` its room."""
+        lengths = z.shape if with_sums else z.shape[:1]
+        most = min(max(1, _SHARE // (z.shape[1] * max(lengths))), weight.shape[0])
+        rooms = [z.new_empty(most * z.shape[1] * length) for length in lengths]
+        for first in range(0, weight.shape[0], most):
+            yield cls(z, weight, slice(first, min(first + most, weight.shape[0])), rooms)
+
+    def outputs(self) -> Tensor:
+        """Return z W_n zᵀ of each sample and output, ``(B, outputs)``."""
+        products = self._room(0, self.z.shape[0], self.count * self.width)
+        torch.mm(self.z, self.weight.reshape(-1, self.width).t(), out=products)
+        return torch.bmm(products.view(-1, self.count, self.width), self.z.unsqueeze(2)).squeeze(2)
+
+    def scaled(self, pulled: Tensor) -> Tensor:
+        """Return g_n z of each sample and output, ``(B, outputs x K)``."""
+        room = self._room(0, self.z.shape[0], self.count * self.width)
+        own = pulled[:, self.columns].unsqueeze(2)
+        torch.mul(own, self.z.unsqueeze(1), out=room.view(-1, self.count, self.width))
+        return room
+
+    def sums(self) -> Tensor:
+        """Return W_n + W_nᵀ of each output, ``(outputs x K, K)``."""
+        room = self._room(1, self.count * self.width, self.width)
+        sizes = map(i64, (self.count, self.width, self.weight.stride(0)))
+        CPP.launch(f"add_transposed<{CPP_NAMES[self.z.dtype]}>", (self.weight, room, *sizes))
+        return room
+
+    def _room(self, number: int, rows: int, columns: int) -> Tensor:
+        return self.rooms[number][: rows * columns].view(rows, columns)
 
 
 def _row(dense: Tensor, embeddings: Tensor) -> Tensor:
@@ -125,35 +177,19 @@ class _Tile:
         for first in range(0, self.weight.shape[0], _COLUMNS):
             yield slice(first, min(first + _COLUMNS, self.weight.shape[0]))
 
-    def products_room(self) -> Tensor:
-        """Return the workspace of the products, ``(B, pairs)``."""
-        return self._room(0, self.z.shape[0])
-
-    def folded_room(self, columns: slice) -> Tensor:
-        """Return the workspace of folded weights, ``(columns, pairs)``."""
-        return self._room(1, columns.stop - columns.start)
-
     def products(self) -> Tensor:
         """Return the products, ``(B, pairs)``."""
-        products, (batch, width) = self.products_room(), self.z.shape
+        batch, width = self.z.shape
+        products = self._room(0, batch)
         self._launch("form", (self.z, products), (batch, width))
         return products
 
     def folded(self, columns: slice) -> Tensor:
         """Return the weights of the products, ``(columns, pairs)``."""
-        weight, folded = self.weight[columns], self.folded_room(columns)
+        weight, folded = self.weight[columns], self._room(1, columns.stop - columns.start)
         sizes = (weight.shape[0], self.z.shape[1], self.weight.stride(0))
         self._launch("fold", (weight, folded), sizes)
         return folded
-
-    def pull(self, grad_products: Tensor, grad_z: Tensor) -> None:
-        """Add to ``grad_z`` what the gradient of the products passes on."""
-        self._launch("pull", (self.z, grad_products, grad_z), self.z.shape)
-
-    def unfold(self, grad_folded: Tensor, grad_weight: Tensor) -> None:
-        """Write the gradient of the tile's weights, in rows that are K² apart."""
-        sizes = (grad_folded.shape[0], self.z.shape[1])
-        self._launch("unfold", (grad_folded, grad_weight), sizes)
 
     def _room(self, number: int, rows: int) -> Tensor:
         return self.rooms[number][: rows * self.pairs].view(rows, self.pairs)

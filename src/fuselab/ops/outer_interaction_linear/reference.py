@@ -48,7 +48,8 @@ def reference(
         needs products and sums of a chunk of pairs, up to 87 MB (or 8 KB per sample and output, if
         that is more), and besides the output, or as many copies of z as it takes programs to fill
         the GPU, or z and the output's gradient transposed: 94 MB forward and up to 105 MB backward
-        at that size. ``cpp`` needs 16 KB per sample and up to 4 MB of folded weights in float32.
+        at that size. In float32 ``cpp`` needs 4 MB forward (from 384 samples on 16 KB per
+        sample more), and backward z's gradient and 8 MB, or more for K above 1,000.
 
     Differentiable twice in all four tensors. The backward keeps them, and the output if the
     activation's derivative is a function of it; for gelu, gelu_tanh and silu it computes the
