@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from interaction_cases import layer, normal
@@ -105,3 +107,34 @@ def test_regimes_are_classes_of_batches():
         "to 160",
         "more",
     ]
+
+
+# A product of two factors of a term overflows, and the term does not: z W_n with z's other element
+# 0, g z with a small weight, (g z) z, and W_n + W_nᵀ.
+@pytest.mark.parametrize("folded_from", [0, 1000])
+@pytest.mark.parametrize(
+    ("elements", "weight", "upstream"),
+    [
+        ([0.0, 3e38], [[1.0, 2.0, 3.0, 0.0]], 1.0),
+        ([2e38, 0.5], [[1e-9, 0.0, 0.0, 1e-9]], 100.0),
+        ([1e18, 1e-15], [[1e-20, 1e-20, 1e-20, 1.0]], 1e21),
+        ([1e-4, 2.0], [[0.0, 3e38, 3e38, 0.0]], 1e-3),
+        ([math.inf, 1.0], [[1.0, 2.0, -3.0, 1.0]], 1.0),
+        ([math.nan, 1.0], [[1.0, 2.0, -3.0, 1.0]], 1.0),
+    ],
+)
+def test_what_overflows_in_no_order_but_ours(elements, weight, upstream, folded_from, monkeypatch):
+    monkeypatch.setattr(cpu_launch, "FOLDED_FROM", folded_from)
+    monkeypatch.setattr(cpu_launch, "_PIECE", 8)  # two samples
+    samples = torch.tensor([elements, [1.0, 2.0], [0.25, -1.0]])
+    inputs = [samples[:, :1], samples[:, 1:, None], torch.tensor(weight), torch.ones(1)]
+    gradient = torch.full((3, 1), upstream)
+
+    def ours(*tensors):
+        return outer_interaction_linear(*tensors, implementation="cpp")
+
+    torch.testing.assert_close(ours(*inputs), OP.reference(*inputs), equal_nan=True)
+    found = gradients(ours, inputs, gradient)
+    expected = OP.gradient.reference((True,) * 4, gradient, None, *inputs, "identity")
+    for mine, true in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, true, equal_nan=True)

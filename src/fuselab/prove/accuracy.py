@@ -168,13 +168,13 @@ def judge(
         missed = int(rows.sum())
         return Judgement(math.inf, 0.0, problem, math.inf, agreed is not None, missed, len(rows))
     ours, eager, exact = (as_rows(value.detach()) for value in (ours, eager, exact))
-    others = None if others is None else others.mapped(as_rows)
+    others = None if others is None else others.mapped(lambda value: as_rows(value.detach()))
     truth = exact if others is None else others.completed(exact)
     ulp = ulp_of_rows(truth, ours.dtype)
     error = error_of_rows(ours, truth)
     allowance = error_of_rows(eager, exact)
     if eager_error is not None:
-        allowance = torch.maximum(allowance, eager_error.to(allowance.device))
+        allowance = torch.maximum(allowance, eager_error.detach().to(allowance.device))
     factor = FACTOR_FLOAT64 if ours.dtype == torch.float64 else FACTOR
     share = error / (slack * (factor * allowance + ULPS * ulp))
     where_wrong = None

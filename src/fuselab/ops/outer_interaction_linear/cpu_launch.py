@@ -5,6 +5,9 @@ A row of the weight is a matrix W_n of K x K, and output n is z W_n zᵀ: one ma
 of outputs, z with their W_n, and then a dot product with z. For many samples the forward takes the
 pairs of a tile of elements at a time instead: it adds the weights of both places of a pair, which
 halves the operations of the matrix products.
+
+This multiplies the factors of a term in another order than PyTorch does, so that a product may
+overflow here alone. Where one may have, the call is computed once more in PyTorch's order.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from torch import Tensor
 from fuselab.ops._shared import activations
 from fuselab.ops._shared.dtypes import CPP_NAMES
 from fuselab.ops._shared.matrices import empty_output, row_readable
+from fuselab.ops.outer_interaction_linear import reference
 from fuselab.ops.outer_interaction_linear.folding import BLOCK, FOLD_TILE
 from fuselab.runtime.cpp_source import CppSource, i64
 
@@ -27,6 +31,7 @@ _DTYPES = (torch.float32, torch.float64)
 # Samples from which on halving the operations pays for the pass that adds the weights.
 FOLDED_FROM = 384
 _SHARE = 1 << 20  # elements of a share's workspace, unless those of one output are more
+_PIECE = 1 << 22  # elements of the outer products of samples that PyTorch computes at a time
 _COLUMNS = 256  # outputs whose weights are folded at a time: up to 4 MB of a tile in float32
 
 
@@ -56,6 +61,13 @@ def forward(
             products = tile.products()
             for columns in tile.column_shares():
                 output[:, columns].addmm_(products, tile.folded(columns).t())
+    if not output.isfinite().all():
+        output = torch.cat(
+            [
+                reference.reference(dense[piece], embeddings[piece], weight, bias)
+                for piece in _pieces(z)
+            ]
+        )
     return activations.activation(activation).function(output)
 
 
@@ -82,6 +94,8 @@ def backward(
         lambda: forward(dense, embeddings, weight, bias, "identity"),
     )
     z, rows = _row(dense, embeddings), row_readable(weight)
+    if pulled.numel() and z.numel() and not _stay_finite(pulled, z):
+        return _in_pieces(needs, pulled, dense, embeddings, weight, bias)
     grad_z = torch.zeros_like(z) if needs[0] or needs[1] else None
     make_weight = weight.new_empty if pulled.numel() else weight.new_zeros
     grad_weight = make_weight(weight.shape) if needs[2] else None
@@ -93,6 +107,8 @@ def backward(
             if grad_weight is not None:
                 own = grad_weight[share.columns].view(-1, z.shape[1])
                 torch.mm(scaled.t(), z, out=own)
+    if grad_z is not None and not grad_z.isfinite().all():
+        return _in_pieces(needs, pulled, dense, embeddings, weight, bias)
     grad_dense, grad_embeddings = None, None
     if grad_z is not None:
         middle = dense.shape[1]
@@ -102,6 +118,50 @@ def backward(
         if needs[1]:
             grad_embeddings = grad_z[:, middle:].clone(memory_format=plain).view(embeddings.shape)
     return grad_dense, grad_embeddings, grad_weight, pulled.sum(0) if needs[3] else None
+
+
+def _stay_finite(pulled: Tensor, z: Tensor) -> bool:
+    """Return whether no product of a gradient with one element of z, or with two, summed over the
+    samples, can overflow; False if there is an infinity or a NaN."""
+    limit = torch.finfo(z.dtype).max / 4
+    largest = float(z.abs().amax())
+    product = float(pulled.abs().amax()) * largest
+    return product < limit and product * largest * z.shape[0] < limit
+
+
+def _pieces(z: Tensor) -> Iterator[slice]:
+    """Yield runs of samples, whose outer products have at most ``_PIECE`` elements, or one
+    sample's."""
+    most = max(1, _PIECE // max(z.shape[1], 1) ** 2)
+    for first in range(0, z.shape[0], most):
+        yield slice(first, first + most)
+
+
+def _in_pieces(
+    needs: Sequence[bool],
+    pulled: Tensor,
+    dense: Tensor,
+    embeddings: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients by the reference's formulas, a run of samples at a time."""
+    parts = [
+        reference.gradient(
+            needs, pulled[piece], None, dense[piece], embeddings[piece], weight, bias, "identity"
+        )
+        for piece in _pieces(_row(dense, embeddings))
+    ]
+    found: list[Tensor | None] = []
+    for place, needed in enumerate(needs):
+        tensors = [tensor for part in parts if (tensor := part[place]) is not None]
+        if not needed:
+            found.append(None)
+        elif place < 2:  # dense and embeddings hold samples
+            found.append(torch.cat(tensors))
+        else:
+            found.append(torch.stack(tensors).sum(0))
+    return tuple(found)
 
 
 class _Share:
