@@ -60,6 +60,13 @@ def test_paths_of_replacements_are_shortened() -> None:
     assert lead.done == "Replaced by bias_activation: 1.31× as fast there."
 
 
+def test_every_line_of_a_chain_is_replaced() -> None:
+    (row,) = REPLACED[:1]
+    whole = type(row)(**{**vars(row), "line": "m.py:9", "lines": ("m.py:4", "m.py:9")})
+    (lead,) = leads_of([finding("blown-up operand", "m.py:4")], (whole,), ())
+    assert lead.state == "replaced"
+
+
 def test_a_chain_of_the_same_function_is_what_was_tried_for_a_finding(tmp_path) -> None:
     file = tmp_path / "m.py"
     file.write_text(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+import fuselab
 from fuselab.errors import FuselabError
 from fuselab.fusion.chains import ChainFinder
 from fuselab.fusion.closures import modules_in
@@ -276,13 +278,16 @@ class _Fusion:
     def _try(self, traced: Traced, match: Match, values: Mapping[fx.Node, Any]) -> Replacement:
         owner = _owner(traced, match.root.origin)
         source = _line_of(match.root.origin) or source_line(traced.module)
+        lines = _lines_of(match.origins)
         if owner != traced.path:
             source = source_line(self.model.get_submodule(owner))
 
         def result(decision: Decision, reason: str, **more: Any) -> Replacement:
             # An operator's refusal begins with its name, which the report already shows.
             reason = reason.removeprefix(f"{match.op.short_name}: ")
-            return Replacement(match.op, owner, match.chain, source, decision, reason, **more)
+            return Replacement(
+                match.op, owner, match.chain, source, decision, reason, lines=lines, **more
+            )
 
         region = MatchRegion(traced, match)
         tensors = [values[node] for node in region.inputs]
@@ -362,6 +367,7 @@ class _Fusion:
         traced, chain, last = written.finder.traced, written.chain, written.chain.outputs[-1]
         owner = _owner(traced, last)
         source = _line_of(last) or source_line(traced.module)
+        lines = _lines_of(chain.nodes)
         if owner != traced.path:
             source = source_line(self.model.get_submodule(owner))
 
@@ -374,6 +380,7 @@ class _Fusion:
                 decision,
                 reason.removeprefix(f"{written.op.short_name}: "),
                 folder=written.folder,
+                lines=lines,
                 **more,
             )
 
@@ -556,6 +563,11 @@ def _likeness(value: Any) -> Any:
     return value
 
 
+# The code that traces; the models that come with fuselab are a user's code.
+_TRACERS = tuple(
+    f"{os.path.dirname(str(package.__file__))}{os.sep}" for package in (torch, fuselab)
+)
+_MODELS = os.path.join(_TRACERS[1], "models", "")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -563,9 +575,15 @@ def _line_of(node: fx.Node) -> str | None:
     """Return ``file:line`` of the user's code that made a traced node, or None."""
     frames = _FRAME.findall(node.stack_trace or "")
     for file, line in reversed(frames):
-        if not file.startswith("<") and "/torch/" not in file and "/fuselab/" not in file:
+        is_tracer = file.startswith(_TRACERS) and not file.startswith(_MODELS)
+        if not file.startswith("<") and not is_tracer:
             return f"{file}:{line}"
     return None
+
+
+def _lines_of(nodes: Iterable[fx.Node]) -> tuple[str, ...]:
+    """Return ``file:line`` of the user's code for traced nodes, each once."""
+    return tuple(dict.fromkeys(filter(None, map(_line_of, nodes))))
 
 
 __all__ = ["Decision", "FuseResult", "LeftAlone", "Replacement", "fuse", "fuse_with_report"]

@@ -29,7 +29,8 @@ class Replacement:
     exists without it.
 
     ``module`` is the dotted path of the module whose forward contains the chain ("" is the model),
-    ``chain`` the operations in order, ``source`` the user's ``file:line``. Times are microseconds
+    ``chain`` the operations in order, ``source`` the user's ``file:line``, ``lines`` those of all
+    its operations, where they are known. Times are microseconds
     per call, or None if it was not measured. ``inputs`` are the operator's arguments at the sizes
     found in the model.
     """
@@ -46,6 +47,7 @@ class Replacement:
     verdict: Verdict | None = None
     inputs: Inputs = field(default_factory=Inputs, repr=False)
     folder: Path | None = None
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,8 @@ class Replaced:
     """One chain of the model and what became of the operator that was tried in its place.
 
     ``package`` is the folder, seen from the report, with the kernels that were written for the
-    chain and kept; None for an operator that exists without it.
+    chain and kept; None for an operator that exists without it. ``lines`` are the places of all of
+    the chain's operations, where they are known.
     """
 
     operator: str
@@ -144,6 +145,7 @@ class Replaced:
     after_us: float | None
     speedup: float | None
     package: str | None = None
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

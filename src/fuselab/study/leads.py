@@ -61,7 +61,7 @@ def _tried_for(finding: Mapping[str, Any], replaced: Sequence[Replaced]) -> list
     line = finding["line"]
     if line is None:
         return []
-    exact = [row for row in replaced if short_line(row.line) == line]
+    exact = [row for row in replaced if line in (*row.lines, short_line(row.line))]
     named = {name.removeprefix("aten::").rstrip("_") for name in finding.get("operators") or ()}
     around = [
         row

@@ -151,6 +151,7 @@ def _replaced(row: Replacement, kernels: Path | None) -> Replaced:
         module=plain(row.module),
         chain=plain(row.chain),
         line=plain(short_line(row.source)),
+        lines=tuple(plain(short_line(line)) for line in row.lines),
         decision=str(row.decision),
         reason=plain(row.reason),
         implementation=row.implementation,
