@@ -36,7 +36,8 @@ SourcePath = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="A file, a folder or a quoted glob: Criteo TSV (.gz is fine), .parquet, .npz.",
+        help="A file, a folder or a quoted glob, or the URL of one: Criteo TSV (.gz is fine), "
+        ".parquet, .npz.",
     ),
 ]
 OnError = Annotated[

@@ -73,9 +73,10 @@ def open_dataset(
     """Open the rows at ``path``, or ``rows`` synthetic ones of ``seed`` if it is None.
 
     ``path`` is a folder that ``fuselab data prepare`` made, or anything that ``Source`` reads (a
-    file, a folder, a glob), which is counted once here and then parsed in every epoch. ``ids``
-    (default ``Modulus()``, the Kaggle set's cardinalities) and ``dense`` (a ``Dense`` or its name,
-    default ``"log1p"``) say how rows become records; for prepared rows both are fixed.
+    file, a folder, a glob), which is counted once here and then parsed in every epoch; of either
+    the URL too, whose files are fetched once (``fuselab.data.remote``). ``ids`` (default
+    ``Modulus()``, the Kaggle set's cardinalities) and ``dense`` (a ``Dense`` or its name, default
+    ``"log1p"``) say how rows become records; for prepared rows both are fixed.
 
     Raw files without labels are refused, or, if ``labels_required`` is false, read with NaN for the
     label.

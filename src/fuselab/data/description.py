@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 
+from fuselab.data import remote
 from fuselab.data.ids import Modulus
 from fuselab.data.layout import MISSING_ID, column_name
 from fuselab.data.prepared import is_prepared, load_manifest
@@ -117,7 +118,7 @@ def describe(
     ``Source`` does.
     """
     if is_prepared(path):
-        return Description.from_json(load_manifest(Path(path))["description"])
+        return Description.from_json(load_manifest(remote.local(path))["description"])
     with _temporary_folder() as folder:
         tasks = [
             SurveyTask(part, folder / f"{number}.npz", skip_malformed)

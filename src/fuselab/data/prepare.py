@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy
 
+from fuselab.data import remote
 from fuselab.data.dense import TRANSFORMS, Dense
 from fuselab.data.description import count_columns, describe_survey
 from fuselab.data.ids import Modulus, Vocabulary
@@ -90,6 +91,7 @@ def prepare(
     that do not fit each other or the folder, OutputError if the folder cannot be written (what was
     written stays, so that a later call can continue).
     """
+    remote.refuse_url(folder)
     found = source if isinstance(source, Synthetic) else Source.at(source)
     if scheduler is not None:  # its workers start in folders of their own
         folder = Path(folder).absolute()

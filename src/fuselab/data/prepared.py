@@ -22,7 +22,7 @@ from typing import Any
 import numpy
 import numpy.typing
 
-from fuselab.data import loading
+from fuselab.data import loading, remote
 from fuselab.data.dense import Dense
 from fuselab.data.ids import Modulus, Vocabulary
 from fuselab.data.layout import DENSE_COLUMNS, SPARSE_COLUMNS
@@ -56,7 +56,7 @@ class Prepared:
     rows_per_read = 4096
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = remote.local(folder)
         self.manifest = load_manifest(self.folder)
         with _told_by(self.folder / MANIFEST):
             self.cardinalities = tuple(int(size) for size in self.manifest["cardinalities"])
@@ -171,7 +171,7 @@ def _told_by(manifest: Path) -> Iterator[None]:
 def is_prepared(path: str | Path) -> bool:
     """Return whether ``path`` is a folder with a manifest or an unfinished preparation."""
     # Path's own is_dir and exists raise if a folder may not be entered.
-    return any(os.path.exists(Path(path) / name) for name in (MANIFEST, PLAN))
+    return any(os.path.exists(remote.local(path) / name) for name in (MANIFEST, PLAN))
 
 
 def load_manifest(folder: Path) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from fuselab.data import npz, tsv
+from fuselab.data import npz, remote, tsv
 from fuselab.data.layout import Rows, concatenate
 from fuselab.data.prepared import is_prepared
 from fuselab.data.rejects import Rejects
@@ -67,7 +67,8 @@ class Source:
 
     @classmethod
     def at(cls, path: str | Path, labels_required: bool = True) -> Source:
-        """Return the source of a file, a folder's data files, or the files that a glob matches.
+        """Return the source of a file, a folder's data files, or the files that a glob matches; of
+        a URL, that of its local copy (``fuselab.data.remote``).
 
         A name that ends in ``.parquet`` or ``.pq`` is parquet, ``.npz`` the original DLRM's,
         ``.gz`` gzipped text; any other file is text. In a folder, files whose names end in none of
@@ -75,7 +76,7 @@ class Source:
 
         Raises DataError if nothing is there, formats are mixed, or a file is there twice.
         """
-        root = Path(path)
+        root = remote.local(path)
         if is_prepared(root):
             raise DataError(f"'{path}' is prepared already; give the source it was made from.")
         if os.path.isdir(root):  # Path.is_dir raises where a folder above may not be entered

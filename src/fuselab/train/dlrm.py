@@ -12,7 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fuselab.data import Batch, Dataset, Dense, Loader, Modulus, Position, Vocabulary, open_dataset
+from fuselab.data import (
+    Batch,
+    Dataset,
+    Dense,
+    Loader,
+    Modulus,
+    Position,
+    Vocabulary,
+    open_dataset,
+    remote,
+)
 from fuselab.data.metadata import load_metadata
 from fuselab.data.prepared import MANIFEST, Prepared, is_prepared
 from fuselab.data.rank_loader import RankLoader, lanes_of
@@ -330,7 +340,8 @@ def _held_out(plan: Plan, path: str, ids: Ids) -> Dataset:
 def source_files(path: str) -> set[Path]:
     """Return the files containing the rows at ``path``; for a prepared dataset, its folder."""
     return {
-        each.resolve() for each in ([Path(path)] if is_prepared(path) else Source.at(path).files)
+        each.resolve()
+        for each in ([remote.local(path)] if is_prepared(path) else Source.at(path).files)
     }
 
 
@@ -343,7 +354,7 @@ def _identity(path: str | None) -> str:
     if path is None:
         return "synthetic"
     if is_prepared(path):
-        digest = hashlib.sha256((Path(path) / MANIFEST).read_bytes()).hexdigest()
+        digest = hashlib.sha256((remote.local(path) / MANIFEST).read_bytes()).hexdigest()
         return f"prepared as {digest[:16]}"
     files = Source.at(path).files
     return ", ".join(f"{file.name} of {file.stat().st_size} bytes" for file in files)
