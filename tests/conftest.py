@@ -15,7 +15,9 @@ from pathlib import Path
 CACHE = Path(tempfile.gettempdir()) / f"fuselab-tests-{os.getuid()}"
 CACHE.mkdir(mode=0o700, exist_ok=True)
 os.environ["FUSELAB_CACHE"] = str(CACHE / "fuselab")
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(CACHE / "inductor")
+# Its key leaves the instruction set out (fuselab.runtime.inductor_cache).
+CAPABILITY = os.environ.get("ATEN_CPU_CAPABILITY", "native").lower()
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(CACHE / "inductor" / CAPABILITY)
 os.environ["TRITON_CACHE_DIR"] = str(CACHE / "triton")
 os.environ["FUSELAB_QUIET"] = "1"  # what is on stderr must not depend on what is built
 os.environ["XDG_CONFIG_HOME"] = str(CACHE / "config")

@@ -18,7 +18,9 @@ def main() -> None:
             print(f"fuselab: {missing}", file=sys.stderr)
             sys.exit(2)
     from fuselab.cli.main import main as run_command_line
+    from fuselab.runtime import inductor_cache
 
+    inductor_cache.keep_apart()
     run_command_line()
 
 
