@@ -1,6 +1,7 @@
 """Every operator with a C++ kernel on this CPU, as each instruction set runs it: one table.
 
-    python benchmarks/cpu_operators.py [--instruction-set avx2 ...] [--without-tables]
+    python benchmarks/cpu_operators.py [--instruction-set avx2 ...] [--operator softmax ...]
+                                       [--without-tables]
 
 For every instruction set that this machine has (or those named), in fresh processes whose PyTorch
 and whose kernels are both limited to it, the script
@@ -11,6 +12,7 @@ and whose kernels are both limited to it, the script
    eager PyTorch, torch.compile (``dynamic=True``: one compilation for all sizes) and ``auto``, in
    turns, with a warm cache; and puts the rows into ``benchmarks/cpu/operators.json``, beside those
    of instruction sets measured elsewhere, and the table into ``benchmarks/cpu/operators.md``.
+   With ``--operator`` the other operators' rows and times stay, with the machine they are of.
 
 The exit status is 1 if ``auto`` takes more than eager / 0.97 anywhere. An instruction set takes a
 quarter of an hour on two idle cores; anything else that runs meanwhile spoils the times.
@@ -38,16 +40,22 @@ TABLES = CLONE / "src" / "fuselab" / "runtime" / "measured"
 LEAST = 0.97  # least ratio of eager's time to auto's
 
 
-def measure(name: str, with_tables: bool, operators: Sequence[str]) -> dict[str, Any]:
-    """Measure one instruction set and return what ``cpu_times --rows`` wrote."""
+def measure(
+    name: str, with_tables: bool, operators: Sequence[str], kept: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Measure one instruction set and return what ``cpu_times --rows`` wrote, with the rows of
+    ``kept`` that are of other operators."""
     os.environ[instruction_set.VARIABLE] = os.environ["ATEN_CPU_CAPABILITY"] = name
     # The machine's own table, if there is one, must not decide.
     with tempfile.TemporaryDirectory() as cache:
         os.environ["FUSELAB_CACHE"] = cache
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(cache) / "inductor")
         named = [word for operator in operators for word in ("--operator", operator)]
         if with_tables and cpu_times.measure_in_process(TABLES / f"cpu-{name}.json", named) != 0:
             raise SystemExit(1)
         rows = Path(cache) / "rows.json"
+        if operators and kept is not None:
+            rows.write_text(json.dumps(kept), encoding="utf-8")
         if cpu_times.measure_in_process(rows, ("--rows", *named)) != 0:
             raise SystemExit(1)
         found: dict[str, Any] = json.loads(rows.read_text(encoding="utf-8"))
@@ -61,17 +69,23 @@ def markdown(results: dict[str, Any]) -> Iterator[str]:
     yield "us per call, medians; `auto` over eager above 1 is faster. `benchmarks/cpu_operators.py`"
     yield "makes this page and says how each figure is taken."
     for name, found in results.items():
-        where, rows = found["environment"], found["rows"]
+        rows = found["rows"]
         ratios = [row["eager_over_auto"][0] for row in rows]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         yield ""
         yield f"## {name}"
         yield ""
         yield (
-            f"{where['threads']} threads of {where['cpu']}, torch {where['torch']}, "
-            f"{where['date'][:10]}: {len(rows)} rows, eager over auto {mean:.2f} in the geometric "
-            f"mean, {min(ratios):.2f} at least."
+            f"{len(rows)} rows, eager over auto {mean:.2f} in the geometric mean, "
+            f"{min(ratios):.2f} at least."
         )
+        yield ""
+        for place, where in enumerate(found["environments"]):
+            of = {row["operator"]: None for row in rows if row["environment"] == place}
+            yield (
+                f"- {where['threads']} threads of {where['cpu']}, torch {where['torch']}, "
+                f"{where['date']}: {', '.join(f'`{name}`' for name in of)}"
+            )
         yield ""
         yield "| operator | size | use | MB | eager | compile | auto | takes | eager / auto |"
         yield "|---|---|---|---|---|---|---|---|---|"
@@ -100,7 +114,8 @@ def main() -> int:
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
     slow = 0
     for name in options.instruction_set or held:
-        found = measure(name, not options.without_tables, options.operator or ())
+        named = options.operator or ()
+        found = measure(name, not options.without_tables, named, results.get(name))
         results[name] = found
         for row in found["rows"]:
             if row["eager_over_auto"][0] < LEAST:

@@ -350,15 +350,14 @@ def on_a_cpu(op: FusedOp) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for name, found in readme_table.cpu_results().items():
-        where = found["environment"]
-        ratios = [
-            row["eager_over_auto"][0] for row in found["rows"] if row["operator"] == op.short_name
-        ]
+        rows = [row for row in found["rows"] if row["operator"] == op.short_name]
+        ratios = [row["eager_over_auto"][0] for row in rows]
         if ratios:
+            where = found["environments"][rows[0]["environment"]]
             mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
             parts.append(
                 f"| {name} | {where['threads']} threads of {where['cpu']}, torch {where['torch']}, "
-                f"{where['date'][:10]} | {len(ratios)} | {min(ratios):.2f} | {mean:.2f} "
+                f"{where['date']} | {len(ratios)} | {min(ratios):.2f} | {mean:.2f} "
                 f"| {max(ratios):.2f} |"
             )
     return [*parts, ""]

@@ -136,11 +136,16 @@ def cpu_results() -> dict[str, Any]:
     return found
 
 
-def cpu_line(rows: list[dict[str, Any]], operator: str, case: str, use: str) -> str:
-    """Return one row of the CPU's table."""
-    row = next(
+def cpu_row(rows: list[dict[str, Any]], operator: str, case: str, use: str) -> dict[str, Any]:
+    """Return the results of one row of the CPU's table."""
+    return next(
         row for row in rows if (row["operator"], row["case"], row["use"]) == (operator, case, use)
     )
+
+
+def cpu_line(rows: list[dict[str, Any]], operator: str, case: str, use: str) -> str:
+    """Return one row of the CPU's table."""
+    row = cpu_row(rows, operator, case, use)
     phase = "forward" if use == "inference" else "forward+backward"
     eager, compiled, ours = (
         microseconds(row["us"], name) for name in ("reference", "compile", "auto")
@@ -182,7 +187,15 @@ def table() -> str:
     }
     everywhere = cpu_results()
     found = everywhere[CPU_INSTRUCTION_SET]
-    cpu = found["environment"]
+    machines = [
+        found["environments"][place]
+        for place in sorted({cpu_row(found["rows"], *row)["environment"] for row in CPU_ROWS})
+    ]
+    cpus = " and ".join(
+        f"{cpu['threads']} cores of an {cpu['cpu']} with {CPU_INSTRUCTION_SET.upper()}, torch "
+        f"{cpu['torch']}, {cpu['date']}"
+        for cpu in machines
+    )
     others = "; ".join(f"{name}: {cpu_summary(one)}" for name, one in everywhere.items())
     head = [
         "| us per call | size | eager | TorchScript | torch.compile | fuselab | of the limit |",
@@ -200,8 +213,7 @@ def table() -> str:
             "|---|---|---|---|---|---|",
             *(cpu_line(found["rows"], *row) for row in CPU_ROWS),
             "",
-            f"{cpu['threads']} cores of an {cpu['cpu']} with {CPU_INSTRUCTION_SET.upper()}, torch "
-            f"{cpu['torch']}, {cpu['date'][:10]}, warm cache, torch.compile with dynamic shapes. "
+            f"{cpus}, warm cache, torch.compile with dynamic shapes. "
             f"Every operator with a C++ kernel at twelve sizes, by instruction set: {others}. "
             "[All rows](benchmarks/cpu/operators.md), [commands](benchmarks/README.md).",
             "",

@@ -26,9 +26,10 @@ def gradients(function, inputs, upstream):
     ("batch", "tables", "width", "columns"),
     [(3, 0, 1, 2), (2, 0, 16, 5), (5, 2, 11, 3), (4, 3, 16, 7), (3, 4, 13, 4), (2, 6, 20, 300)],
 )
-@pytest.mark.parametrize("folded_from", [0, 1000])
-def test_values_and_gradients_in_float64(batch, tables, width, columns, folded_from, monkeypatch):
-    monkeypatch.setattr(cpu_launch, "FOLDED_FROM", folded_from)
+@pytest.mark.parametrize("threshold", [0, 1000])
+def test_values_and_gradients_in_float64(batch, tables, width, columns, threshold, monkeypatch):
+    monkeypatch.setattr(cpu_launch, "FOLDED_FROM", threshold)
+    monkeypatch.setattr(cpu_launch, "SUMMED_FROM", threshold)
     monkeypatch.setattr(cpu_launch, "_SHARE", 3 * (tables + 1) * width * batch)
     inputs = layer(batch, tables, width, columns, torch.float64)
     upstream = normal(batch, columns, dtype=torch.float64, seed=9)
@@ -125,6 +126,7 @@ def test_regimes_are_classes_of_batches():
 )
 def test_what_overflows_in_no_order_but_ours(elements, weight, upstream, folded_from, monkeypatch):
     monkeypatch.setattr(cpu_launch, "FOLDED_FROM", folded_from)
+    monkeypatch.setattr(cpu_launch, "SUMMED_FROM", folded_from)
     monkeypatch.setattr(cpu_launch, "_PIECE", 8)  # two samples
     samples = torch.tensor([elements, [1.0, 2.0], [0.25, -1.0]])
     inputs = [samples[:, :1], samples[:, 1:, None], torch.tensor(weight), torch.ones(1)]

@@ -228,3 +228,24 @@ def test_measuring_the_library_again_keeps_the_times_of_packages(tmp_path: Path)
         "schema": cpu_choice.SCHEMA,
         "operators": {"mine::doubled 0123": {"inference": {}}},
     }
+
+
+def test_rows_of_other_operators_keep_their_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, machine = tmp_path / "rows.json", {"cpu": "one", "date": "2026-01-02T03:04"}
+    monkeypatch.setattr(cpu_times, "describe", lambda device: dict(machine))
+    cpu_times._add_rows(file, [{"operator": "add"}, {"operator": "square"}])
+    machine["cpu"] = "two"
+    cpu_times._add_rows(file, [{"operator": "square"}, {"operator": "softmax"}])
+    found = json.loads(file.read_text())
+    assert [place["cpu"] for place in found["environments"]] == ["one", "two"]
+    assert [(row["operator"], row["environment"]) for row in found["rows"]] == [
+        ("add", 0),
+        ("square", 1),
+        ("softmax", 1),
+    ]
+    cpu_times._add_rows(file, [{"operator": "add"}])
+    found = json.loads(file.read_text())
+    assert [place["cpu"] for place in found["environments"]] == ["two"]
+    assert [row["environment"] for row in found["rows"]] == [0, 0, 0]

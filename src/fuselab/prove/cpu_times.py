@@ -163,14 +163,28 @@ def _drop_library(file: Path) -> None:
 
 
 def _add_rows(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Merge rows into the file, after those of other operators."""
+    """Merge rows into the file, after those of other operators. A row's ``environment`` is its
+    place in the file's ``environments``, one for each machine and day."""
     again = {row["operator"] for row in rows}
-    kept = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.is_file() else []
+    kept: dict[str, Any] = {"environments": [], "rows": []}
+    if file.is_file():
+        kept = json.loads(file.read_text(encoding="utf-8"))
+    whole = [row for row in kept["rows"] if row["operator"] not in again]
+    here = describe(CPU)
+    here["date"] = here["date"][:10]
+    merged: list[dict[str, Any]] = []
+    for row, environment in (
+        *((row, kept["environments"][row["environment"]]) for row in whole),
+        *((row, here) for row in rows),
+    ):
+        if environment not in merged:
+            merged.append(environment)
+        row["environment"] = merged.index(environment)
     facts = {
         "instruction_set": instruction_set(),
         "aten": torch.backends.cpu.get_cpu_capability(),
-        "environment": describe(CPU),
-        "rows": [row for row in kept if row["operator"] not in again] + rows,
+        "environments": merged,
+        "rows": whole + rows,
     }
     file.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 

@@ -30,6 +30,7 @@ CPP = CppSource(Path(__file__).with_name("cpu_kernels.cpp"))
 _DTYPES = (torch.float32, torch.float64)
 # Samples from which on halving the operations pays for the pass that adds the weights.
 FOLDED_FROM = 384
+SUMMED_FROM = 48  # samples from which on a second matrix product takes longer than W_n + W_nᵀ
 _SHARE = 1 << 20  # elements of a share's workspace, unless those of one output are more
 _PIECE = 1 << 22  # elements of the outer products of samples that PyTorch computes at a time
 _COLUMNS = 256  # outputs whose weights are folded at a time: up to 4 MB of a tile in float32
@@ -84,7 +85,8 @@ def backward(
     """Compute the gradients of dense, embeddings, weight and bias, some outputs at a time.
 
     With g the gradient of the pre-activation and W_n the matrix of output n, z's gradient is the
-    sum over n of (g_n z) (W_n + W_nᵀ), and W_n's is (g_n z)ᵀ z. The workspace is z's gradient,
+    sum over n of (g_n z) (W_n + W_nᵀ), and W_n's is (g_n z)ᵀ z. For few samples z is multiplied by
+    both matrices, which are not added. The workspace is z's gradient,
     and two pieces of up to 4 MB in float32, or K numbers a sample and K² if that is more.
     """
     pulled = activations.pulled_back(
@@ -100,10 +102,13 @@ def backward(
     make_weight = weight.new_empty if pulled.numel() else weight.new_zeros
     grad_weight = make_weight(weight.shape) if needs[2] else None
     if pulled.numel() and z.numel() and any(needs[:3]):
-        for share in _Share.all_of(z, rows, with_sums=grad_z is not None):
+        with_sums = grad_z is not None and z.shape[0] >= SUMMED_FROM
+        for share in _Share.all_of(z, rows, with_sums):
+            if grad_z is not None and not with_sums:
+                grad_z += share.pulled_through(pulled)
             scaled = share.scaled(pulled)
             if grad_z is not None:
-                grad_z.addmm_(scaled, share.sums())
+                grad_z.addmm_(scaled, share.sums() if with_sums else share.matrices())
             if grad_weight is not None:
                 own = grad_weight[share.columns].view(-1, z.shape[1])
                 torch.mm(scaled.t(), z, out=own)
@@ -184,11 +189,22 @@ class _Share:
         for first in range(0, weight.shape[0], most):
             yield cls(z, weight, slice(first, min(first + most, weight.shape[0])), rooms)
 
+    def matrices(self) -> Tensor:
+        """Return W_n of each output, ``(outputs x K, K)``."""
+        return self.weight.reshape(-1, self.width)
+
+    def products(self) -> Tensor:
+        """Return z W_nᵀ of each sample and output, ``(B, outputs, K)``."""
+        room = self._room(0, self.z.shape[0], self.count * self.width)
+        return torch.mm(self.z, self.matrices().t(), out=room).view(-1, self.count, self.width)
+
     def outputs(self) -> Tensor:
         """Return z W_n zᵀ of each sample and output, ``(B, outputs)``."""
-        products = self._room(0, self.z.shape[0], self.count * self.width)
-        torch.mm(self.z, self.weight.reshape(-1, self.width).t(), out=products)
-        return torch.bmm(products.view(-1, self.count, self.width), self.z.unsqueeze(2)).squeeze(2)
+        return torch.bmm(self.products(), self.z.unsqueeze(2)).squeeze(2)
+
+    def pulled_through(self, pulled: Tensor) -> Tensor:
+        """Return the sum over the outputs of g_n z W_nᵀ, ``(B, K)``."""
+        return torch.bmm(pulled[:, self.columns].unsqueeze(1), self.products()).squeeze(1)
 
     def scaled(self, pulled: Tensor) -> Tensor:
         """Return g_n z of each sample and output, ``(B, outputs x K)``."""
