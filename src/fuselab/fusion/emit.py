@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from fuselab.errors import ArgumentError, DtypeError
+from fuselab.errors import ArgumentError, DtypeError, UnsupportedError
 from fuselab.fusion.chains import Chain, ChainFinder
 from fuselab.fusion.closures import rebind_attributes
 from fuselab.fusion.equal_dropout import seed_of_call
@@ -102,7 +102,9 @@ def _argument(
                 ),
             )
         else:
-            raise AssertionError(f"'{value.name}' is neither traced whole nor a product")
+            raise UnsupportedError(
+                f"'{value.name}' inside of the chain is neither traced whole nor a product."
+            )
     rows[value] = result
     return result
 
@@ -175,8 +177,12 @@ class MatchRegion(Region):
 
     def __init__(self, traced: Traced, match: Match) -> None:
         self.traced, self.match = traced, match
-        bound = {getattr(value, "origin", None) for value in values_in(match.bindings.values())}
         origins = set(match.origins)
+        given = values_in(match.bindings.values())
+        # A product whose bias the operator takes is computed here: of what its operands hold.
+        products = [value for value in given if isinstance(value, Apply)]
+        given += [operand for one in products if one.origin in origins for operand in one.operands]
+        bound = {getattr(value, "origin", None) for value in given}
         origins |= {  # ``x @ weight.T`` includes the transpose
             used
             for node in match.origins

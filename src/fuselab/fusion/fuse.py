@@ -157,6 +157,7 @@ class _Fusion:
         self.patterns, self.budget_s = patterns, budget_s
         self.training = model.training and any(p.requires_grad for p in model.parameters())
         self.tried: list[Replacement] = []
+        self.paths: list[str] = []  # of the modules in which they were tried
         self.left: list[LeftAlone] = []
         self.places: set[tuple[str, str, str]] = set()
         self.measured: dict[Any, tuple[float, float, Verdict]] = {}
@@ -167,7 +168,6 @@ class _Fusion:
     def run(self) -> FuseResult:
         stage = shadow(self.model)
         calls = record_calls(stage, self.args, self.kwargs)
-        fused = shared_copy(self.model)
         looked_into: list[_LookedInto] = []
         for path, module in modules_to_look_into(stage):
             if is_compiled(module):
@@ -186,16 +186,18 @@ class _Fusion:
             looked_into = [
                 replace(one, final=self._rewrite(one.final, one.hooked)) for one in looked_into
             ]
+        changed = [one for one in looked_into if one.final is not one.traced]
+        return self._conclude(self._installed(changed), changed)
+
+    def _installed(self, changed: Sequence[_LookedInto]) -> nn.Module:
+        """Return the model over the same parameters, with the forwards that were changed."""
+        fused = shared_copy(self.model)
         # Children first: a module runs its own rewritten forward only while its children's classes
         # are those at its installation, and installing gives a child another class.
-        places = [
-            (fused.get_submodule(one.path), one.traced, one.final)
-            for one in looked_into
-            if one.final is not one.traced
-        ]
+        places = [(fused.get_submodule(one.path), one.traced, one.final) for one in changed]
         for place in sorted(places, key=lambda place: sum(1 for _ in place[0].modules())):
             install(*place)
-        return self._conclude(fused)
+        return fused
 
     def _hooked(self, path: str) -> set[str]:
         """Return the names, below ``path``, of modules that must still be called because of
@@ -272,6 +274,7 @@ class _Fusion:
                 one.decision is not Decision.REFUSED or root not in fitting
             ):
                 self.tried.append(one)
+                self.paths.append(traced.path)
             self.places.add(where)
         return kept
 
@@ -289,9 +292,9 @@ class _Fusion:
                 match.op, owner, match.chain, source, decision, reason, lines=lines, **more
             )
 
-        region = MatchRegion(traced, match)
-        tensors = [values[node] for node in region.inputs]
         try:
+            region = MatchRegion(traced, match)
+            tensors = [values[node] for node in region.inputs]
             inputs = _operator_inputs(region, tensors)
         except FuselabError as error:
             return result(Decision.REFUSED, str(error))
@@ -394,6 +397,7 @@ class _Fusion:
         place = written.op.name, chain.chain, _place(traced, last)
         if place not in self.places:
             self.tried.append(tried)
+            self.paths.append(traced.path)
         self.places.add(place)
         return tried
 
@@ -422,8 +426,8 @@ class _Fusion:
             )
         return self.measured[key]
 
-    def _conclude(self, fused: nn.Module) -> FuseResult:
-        kept = [tried for tried in self.tried if tried.decision is Decision.KEPT]
+    def _conclude(self, fused: nn.Module, changed: Sequence[_LookedInto]) -> FuseResult:
+        kept, problem = self.kept, None
         proof = "nothing replaced, nothing to prove"
         if kept and not can_copy(self.model):
             proof = "each replacement proved; the whole model is too large for a float64 copy"
@@ -439,15 +443,22 @@ class _Fusion:
                     else tried
                     for tried in self.tried
                 ]
-        before, after = shadow(self.model), shadow(fused)
-        before_us, after_us, decision = measure(
-            _bind(before, self.kwargs),
-            _bind(after, self.kwargs),
-            self.args,
-            list({*before.parameters(), *after.parameters()}),
-            training=self.training,
-            budget_s=3 * self.budget_s,
-        )
+        before_us, after_us, decision = self._measure_whole(fused)
+        if decision.outcome is Outcome.SLOWER and self.kept:
+            # PyTorch's transformer layers, for one, have a faster path than the forward that was
+            # read, which they leave for a rewritten one.
+            slower = [one for one in changed if self._is_slower(fused, one)]
+            changed = [one for one in changed if one not in slower]
+            if slower and changed:
+                self._drop([one.path for one in slower], decision)
+                fused = self._installed(changed)
+                before_us, after_us, decision = self._measure_whole(fused)
+        if decision.outcome is Outcome.SLOWER and self.kept:
+            self._drop(None, decision)
+            fused = shared_copy(self.model)
+            before_us, after_us, decision = self._measure_whole(fused)
+        if kept and not self.kept and problem is None:
+            proof = "nothing is replaced, because the whole model became slower"
         return FuseResult(
             model=fused,
             replacements=tuple(self.tried),
@@ -459,6 +470,51 @@ class _Fusion:
             proof=proof,
             searched=self._searched(),
         )
+
+    @property
+    def kept(self) -> list[Replacement]:
+        return [tried for tried in self.tried if tried.decision is Decision.KEPT]
+
+    def _measure_whole(self, fused: nn.Module) -> tuple[float, float, Verdict]:
+        before, after = shadow(self.model), shadow(fused)
+        return measure(
+            _bind(before, self.kwargs),
+            _bind(after, self.kwargs),
+            self.args,
+            list({*before.parameters(), *after.parameters()}),
+            training=self.training,
+            budget_s=3 * self.budget_s,
+        )
+
+    def _is_slower(self, fused: nn.Module, one: _LookedInto) -> bool:
+        """Return whether the forward of a module that was changed is slower by itself, outside of
+        training."""
+        if self.training:
+            return False
+        before, after = (shadow(model).get_submodule(one.path) for model in (self.model, fused))
+        call = one.traced.call
+        _, _, decision = measure(
+            _bind(before, call.kwargs),
+            _bind(after, call.kwargs),
+            call.args,
+            [],
+            training=False,
+            budget_s=self.budget_s,
+        )
+        return decision.outcome is Outcome.SLOWER
+
+    def _drop(self, paths: Sequence[str] | None, decision: Verdict) -> None:
+        """Note that what was kept in the modules at ``paths``, or anywhere, is not kept."""
+        self.tried = [
+            replace(
+                tried,
+                decision=Decision.NOT_FASTER,
+                reason=f"faster alone, and the whole model was measured {decision} with it",
+            )
+            if tried.decision is Decision.KEPT and (paths is None or path in paths)
+            else tried
+            for tried, path in zip(self.tried, self.paths, strict=True)
+        ]
 
     def _searched(self) -> str:
         """Return what was looked for and where, for a result that has nothing else to tell."""

@@ -6,11 +6,14 @@ state. So the user's hooks are not called and the user's model does not change.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import inspect
 import operator
+import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -38,14 +41,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Condition:
-    """A comparison of dtypes that the forward branched on, and its result in the call."""
+    """A fact of the call's tensors that the forward branched on, and its value in the call."""
 
     node: fx.Node
     value: bool
 
     def holds(self, module: nn.Module, tensors: Sequence[Tensor]) -> bool:
-        """Return whether the comparison has the same result for another call's tensors."""
-        return bool(_compare(self.node, module, tensors)) is self.value
+        """Return whether it has the same value for another call's tensors."""
+        return bool(_fact(self.node, module, tensors)) is self.value
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,29 @@ def trace_forward(path: str, module: nn.Module, call: Call, hooked: Collection[s
         args, kwargs = pytree.tree_unflatten(filled, structure)
         return original(self, *args, **kwargs)
 
+    def traced(all_factories: bool) -> tuple[_ChildrenAreLeaves, fx.Graph]:
+        return _trace_once(module, call, hooked, names, forward, all_factories)
+
+    try:
+        tracer, graph = traced(all_factories=False)
+    except _FrozenTensorError:
+        tracer, graph = traced(all_factories=True)
+    conditions = tracer.conditions(graph)
+    _erase_identities(graph, module, hooked)
+    _check_reproduces(module, graph, call)
+    return Traced(path, module, graph, call, conditions)
+
+
+def _trace_once(
+    module: nn.Module,
+    call: Call,
+    hooked: Collection[str],
+    names: Sequence[str],
+    forward: Callable[..., Any],
+    all_factories: bool,
+) -> tuple[_ChildrenAreLeaves, fx.Graph]:
+    """Trace ``forward``, of the module and as many tensors as there are names, over a copy of the
+    module. Raises NotTraceableError where it changes what it must not."""
     # torch.fx reads the parameters off the signature, and treats *tensors as a single one.
     namespace: dict[str, Any] = {"inner": forward}
     listed = ", ".join(["self", *names])
@@ -199,7 +225,8 @@ def trace_forward(path: str, module: nn.Module, call: Call, hooked: Collection[s
     before = dict(vars(stand_in))
     contents = {name: _contents(value) for name, value in before.items()}
     tracer = _ChildrenAreLeaves(stand_in, call, hooked)
-    graph = tracer.trace(stand_in)
+    with _recording_factories(tracer, all_factories):
+        graph = tracer.trace(stand_in)
     changed = [
         name for name, value in vars(stand_in).items() if before.get(name, stand_in) is not value
     ]
@@ -209,14 +236,11 @@ def trace_forward(path: str, module: nn.Module, call: Call, hooked: Collection[s
         if name not in changed and held != _contents(vars(stand_in)[name])
     ]
     if any(name.startswith("_tensor_constant") for name in changed):
-        raise NotTraceableError("its forward builds a tensor, which a trace would freeze")
+        raise _FrozenTensorError("its forward builds a tensor, which a trace would freeze")
     if changed:
         what = "a buffer" if changed[0] == "_buffers" else f"self.{changed[0]}"
         raise NotTraceableError(f"its forward changes {what}, which a trace leaves out")
-    conditions = tracer.conditions(graph)
-    _erase_identities(graph, module, hooked)
-    _check_reproduces(module, graph, call)
-    return Traced(path, module, graph, call, conditions)
+    return tracer, graph
 
 
 def _erase_identities(graph: fx.Graph, module: nn.Module, hooked: Collection[str]) -> None:
@@ -277,6 +301,10 @@ class NotTraceableError(Exception):
     ..."."""
 
 
+class _FrozenTensorError(NotTraceableError):
+    """The forward makes a tensor that its trace holds as a constant."""
+
+
 class _ChildrenAreLeaves(fx.Tracer):
     """A tracer for which every child stays a call, except a plain ``nn.Sequential``.
 
@@ -300,62 +328,86 @@ class _ChildrenAreLeaves(fx.Tracer):
         )
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        """Decide a branch on a comparison of dtypes as the recorded call does."""
+        """Decide a branch on what the tensors are (dtypes, shapes) as the recorded call does."""
         try:
-            decision = bool(_compare(obj.node, self.module, self.tensors))
+            decision = bool(_fact(obj.node, self.module, self.tensors))
         except NotTraceableError:
             return super().to_bool(obj)
         self.decided.append(obj.node)
         return decision
 
     def conditions(self, graph: fx.Graph) -> tuple[Condition, ...]:
-        """Return the decisions, and remove the comparisons from ``graph``, since they compute
-        nothing."""
+        """Return the decisions, and remove the facts from ``graph`` that nothing else reads."""
         apart = fx.Graph()
         known: dict[fx.Node, fx.Node] = {}
         found = []
         for node in graph.nodes:
-            if node.op == "placeholder" or (self.decided and _is_about_dtypes(node)):
+            if node.op == "placeholder" or (self.decided and _is_needed_by_facts(node)):
                 known[node] = apart.node_copy(node, lambda used: known[used])
             if node in self.decided:
-                value = bool(_compare(node, self.module, self.tensors))
+                value = bool(_fact(node, self.module, self.tensors))
                 found.append(Condition(known[node], value))
         for node in reversed(graph.nodes):
-            if self.decided and not node.users and _is_about_dtypes(node):
+            if self.decided and not node.users and _is_needed_by_facts(node):
                 graph.erase_node(node)
         return tuple(found)
 
 
-def _is_about_dtypes(node: fx.Node) -> bool:
-    """Return whether a node is a parameter, the dtype of one or of an argument, or a comparison of
-    two dtypes."""
-    return node.op == "get_attr" or _is_dtype(node) or _is_comparison(node)
+_SOURCES = ("placeholder", "get_attr")
+# What a tensor is, whatever its values are.
+_FACTS = frozenset(
+    {"dtype", "device", "type", "index", "ndim", "shape", "layout", "requires_grad"}
+    | {"is_cuda", "is_cpu", "is_nested", "is_sparse", "is_quantized"}
+)
+_FACT_METHODS = frozenset({"dim", "ndimension", "size", "numel", "is_floating_point", "is_complex"})
+_FACT_FUNCTIONS = frozenset(
+    {torch.is_floating_point, torch.is_complex, operator.getitem}
+    | {operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge}
+    | {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod}
+    | {operator.not_, operator.and_, operator.or_}
+)
 
 
-def _is_comparison(node: fx.Node) -> bool:
-    return (
-        node.op == "call_function"
-        and node.target in (operator.eq, operator.ne)
-        and all(_is_dtype(item) for item in node.args)
-    )
+def _is_needed_by_facts(node: fx.Node) -> bool:
+    """Return whether a node is a parameter, or a fact."""
+    return node.op == "get_attr" or _is_fact(node)
 
 
-def _is_dtype(value: Any) -> bool:
-    if not isinstance(value, fx.Node):
-        return isinstance(value, torch.dtype)
-    return (
-        value.op == "call_function"
-        and value.target is getattr
-        and value.args[1] == "dtype"
-        and value.all_input_nodes[0].op in ("placeholder", "get_attr")
-    )
+def _is_fact(value: Any) -> bool:
+    """Return whether a node follows from dtypes, shapes and devices of arguments and attributes,
+    not from values."""
+    if not isinstance(value, fx.Node) or value.kwargs:
+        return False
+    if value.op == "call_method":
+        tensor, *rest = value.args
+        return value.target in _FACT_METHODS and _is_source(tensor) and all(map(_is_known, rest))
+    if value.op != "call_function":
+        return False
+    if value.target is getattr:
+        owner, name = value.args
+        return name in _FACTS and (_is_source(owner) or _is_fact(owner))
+    if value.target in (torch.is_floating_point, torch.is_complex):
+        return _is_source(value.args[0])
+    return value.target in _FACT_FUNCTIONS and all(map(_is_known, value.args))
 
 
-def _compare(value: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
-    """Evaluate a comparison of dtypes of arguments and attributes, or one of its operands.
+def _is_source(value: Any) -> bool:
+    return isinstance(value, fx.Node) and value.op in _SOURCES
+
+
+def _is_known(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_known, value))
+    return _is_fact(value) if isinstance(value, fx.Node) else not isinstance(value, slice)
+
+
+def _fact(value: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
+    """Evaluate a fact of arguments and attributes, or one of its operands.
 
     Raises NotTraceableError for anything else.
     """
+    if isinstance(value, (tuple, list)):
+        return type(value)(_fact(item, module, tensors) for item in value)
     if not isinstance(value, fx.Node):
         return value
     if value.op == "placeholder":
@@ -367,10 +419,46 @@ def _compare(value: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
             module = module._modules[owner]  # type: ignore[assignment]
         held = {**module._buffers, **module._parameters}
         return held[name] if name in held else vars(module)[name]
-    if not (_is_comparison(value) or _is_dtype(value)):
+    if not _is_fact(value):
         raise NotTraceableError("it branches on data")
-    given = [_compare(item, module, tensors) for item in value.args]
+    given = [_fact(item, module, tensors) for item in value.args]
+    if value.op == "call_method":
+        return getattr(given[0], str(value.target))(*given[1:])
     return value.target(*given)  # type: ignore[operator]
+
+
+# The functions of torch that make tensors of nothing but sizes and numbers: a trace does not see
+# their calls.
+_FACTORIES = (
+    *("zeros", "ones", "full", "empty", "eye", "arange", "linspace", "tensor"),
+    *("tril_indices", "triu_indices"),
+)
+
+
+@contextlib.contextmanager
+def _recording_factories(tracer: fx.Tracer, all_of_them: bool) -> Iterator[None]:
+    """Let a trace in this thread record calls that make a tensor of a size of another; or
+    ``all_of_them``, since without that a tensor is a constant of the trace."""
+    thread, originals = threading.get_ident(), {name: getattr(torch, name) for name in _FACTORIES}
+
+    def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            leaves = pytree.tree_leaves((args, kwargs))
+            follows = any(isinstance(leaf, fx.Proxy) for leaf in leaves)
+            if threading.get_ident() == thread and (follows or all_of_them):
+                return tracer.create_proxy("call_function", original, args, kwargs)
+            return original(*args, **kwargs)
+
+        return make
+
+    try:
+        for name, original in originals.items():
+            setattr(torch, name, recorded(original))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(torch, name, original)
 
 
 def source_line(module: nn.Module) -> str:
