@@ -136,7 +136,7 @@ def _told_by(url: str) -> Iterator[None]:
     except FileNotFoundError:
         raise MissingDataError(f"nothing is at '{url}'; give the URL of a file.") from None
     except ImportError as error:
-        raise DataError(f"'{url}' cannot be opened: {_first_line(error)}") from error
+        raise DataError(f"'{url}' cannot be opened: {_first_line(error)}.") from error
     except Exception as error:
         free = shutil.disk_usage(cache.folder()).free
         said = _first_line(error)
