@@ -402,3 +402,12 @@ def test_errors_name_the_argument():
         add_mul_activation(torch.zeros(()), torch.zeros(()), torch.zeros(1))
     with pytest.raises(DtypeError, match=r"'update' is torch.int64"):
         add_mul_activation(x, x.long(), bias)
+
+
+def test_the_derivative_of_gelu_tanhs_gradient_keeps_its_digits_in_both_tails() -> None:
+    entry = ACTIVATIONS["gelu_tanh"]
+    x = torch.tensor([-7.0, -6.5, -1.0, 1.0, 6.5, 7.0], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(entry.function(x).sum(), x, create_graph=True)
+    (expected,) = torch.autograd.grad(slope.sum(), x)
+    (ours,) = torch.autograd.grad(entry.pullback(torch.ones_like(x), x).sum(), x)
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=0)

@@ -88,9 +88,15 @@ def _gelu(x: Tensor) -> Tensor:
 def _gelu_tanh(x: Tensor) -> Tensor:
     if x.dtype != torch.float64:
         return F.gelu(x, approximate="tanh")
-    inner = 2 * _SQRT_TWO_OVER_PI * (x + _GELU_CUBIC * x * x * x)
+    return x * _sigmoid_of(2 * _SQRT_TWO_OVER_PI * (x + _GELU_CUBIC * x * x * x))
+
+
+def _sigmoid_of(x: Tensor) -> Tensor:
+    """Return the sigmoid; in float64 one whose derivative by autograd keeps its digits too."""
+    if x.dtype != torch.float64:
+        return torch.sigmoid(x)
     # Beyond the threshold softplus is the identity: exp(-40) is below float64's rounding of 40.
-    return x * torch.exp(-F.softplus(-inner, threshold=40.0))
+    return torch.exp(-F.softplus(-x, threshold=40.0))
 
 
 # A selection, not a product, to agree with eager: where the output is 0, relu's gradient is 0 even
@@ -114,8 +120,8 @@ def _gelu_tanh_pullback(grad: Tensor, x: Tensor) -> Tensor:
     # 0.5 (1 + tanh(u)) = sigmoid(2 u), which keeps its relative precision for negative u.
     inner = 2 * _SQRT_TWO_OVER_PI * (x + _GELU_CUBIC * x * x * x)
     slope = 2 * _SQRT_TWO_OVER_PI * (1 + 3 * _GELU_CUBIC * x * x)
-    gate = torch.sigmoid(inner)
-    return grad * (gate + x * gate * torch.sigmoid(-inner) * slope)
+    gate, rest = _sigmoid_of(inner), _sigmoid_of(-inner)
+    return grad * (gate + x * gate * rest * slope)
 
 
 def _silu_pullback(grad: Tensor, x: Tensor) -> Tensor:
