@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,15 @@ from fuselab.cli.main import run
 from fuselab.errors import UnknownNameError
 from fuselab.op import Case, FusedOp, Gradient, Inputs
 from fuselab.prove import check_build, check_device, check_gradients, check_group, check_torch
-from fuselab.prove.check import check
-from fuselab.prove.result import Verdict, group_facts, group_from_facts
+from fuselab.prove.check import Asked, _in_lanes, check
+from fuselab.prove.result import Group, Verdict, group_facts, group_from_facts
+from fuselab.prove.rows import Ends
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, run_check
 from fuselab.report.check_text import notes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+check_module = importlib.import_module("fuselab.prove.check")  # fuselab.prove.check is shadowed
 QUICK = {"cases", "shapes", "values", "layouts", "gradients"}
 
 
@@ -566,3 +570,23 @@ def test_cuda_that_does_not_compile_fails_with_the_compilers_words(tmp_path: Pat
     (failure,) = report.groups[0].failures
     assert failure.check == "build"
     assert "undefined" in " ".join(failure.case)
+
+
+def test_interpreted_rows_are_judged_beside_the_others_and_keep_their_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    together = threading.Barrier(2, timeout=60)
+    cpu = torch.device("cpu")
+    op = honest.make_op("in_lanes")
+    native = Subject.here(op, "plain", cpu, torch.float32)
+    rows = [replace(native, interpreted=True), replace(native, interpreted=True), native, native]
+
+    def judged(row: Subject, case: str | None) -> Group:
+        if rows.index(row) in (0, 2):
+            together.wait()  # each lane's first row waits for the other's
+        return Group(str(row.interpreted), "float32", "cpu", ())
+
+    monkeypatch.setattr(check_module, "_row", judged)
+    asked = Asked(None, None, True, 0, cpu, None, None, 1.0, lambda line: None)
+    groups = _in_lanes(asked, Ends("a_file.py"), rows)
+    assert [group.implementation for group in groups] == ["True", "True", "False", "False"]

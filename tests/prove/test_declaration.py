@@ -54,6 +54,26 @@ def test_a_rough_reference_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None
     report = checked(honest.make_op("rough", reference=reference), "eager", monkeypatch)
     (result,) = report.results("eager")
     assert result.reason is not None
-    assert result.reason.startswith("warning: eager is up to ")
+    assert result.reason.startswith("warning: on ordinary numbers eager is ")
+    assert " (it keeps 10 of the 24 bits of float32)" in result.reason
     report = checked(honest.make_op("smooth"), "eager", monkeypatch)
+    assert report.results("eager")[0].reason is None
+
+
+def test_a_reference_that_is_rough_on_few_inputs_is_not_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one is on inputs that all lie in the tail of an activation."""
+    rough = []
+
+    def reference(input: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
+        z = input * scale + bias
+        if input.ndim == 3 and input.dtype == torch.float32:
+            rough.append(input.shape)
+            z = z.bfloat16().to(z.dtype)
+        return torch.nn.functional.silu(z)
+
+    op = honest.make_op("seldom_rough", reference=reference)
+    report = checked(op, "eager", monkeypatch)
+    assert rough
     assert report.results("eager")[0].reason is None

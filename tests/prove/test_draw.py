@@ -316,3 +316,17 @@ def test_a_size_of_two_dimensions_is_no_larger_than_a_trial_can_hold() -> None:
 
 def squares(input: Tensor, ids: Tensor) -> Tensor:
     return input * input
+
+
+def test_large_draws_of_the_interpreter_have_few_elements_in_any_dimension() -> None:
+    """Each row may be a program's, which the interpreter takes half a millisecond for."""
+    for seed in range(200):
+        drawn = draw(seed, large=1, largest_size=1900, max_numel=2 * LARGE[-1])
+        shape = drawn.shape()
+        assert max(shape) <= 1900
+        assert math.prod(shape) <= 2 * LARGE[0]
+    sizes = [
+        math.prod(draw(seed, large=1, largest_size=1900, max_numel=2 * LARGE[-1]).shape())
+        for seed in range(200)
+    ]
+    assert sum(size > LARGE[0] for size in sizes) > 50

@@ -166,6 +166,19 @@ def under_autocast(
         return results(function, *args)
 
 
+def gradients_under_autocast(
+    function: Function,
+    device: str,
+    dtype: torch.dtype,
+    places: Sequence[int],
+    values: Sequence[Any],
+) -> Results:
+    """Return the outputs and gradients of a call whose backward also runs within
+    ``torch.autocast``."""
+    with torch.autocast(device, dtype):
+        return with_gradients(function, places, values)
+
+
 def under_determinism(
     function: Function, times: int, procedure: Function, *args: Any
 ) -> list[list[Tensor | None]]:

@@ -259,7 +259,7 @@ def _judged(asked: Asked, ends: Ends, rows: Sequence[Group | Subject]) -> list[G
         and isinstance(row.reference, Process)
     ]
     if len(apart) < 2:
-        return [_row(row, asked.case) for row in rows]
+        return _in_lanes(asked, ends, rows)
     arch = device_arch(asked.place.index or 0)
     for subject in {row.implementation: row for row in apart}.values():
         ahead = ends.candidate(subject.device, subject.implementation, apart=True)
@@ -267,6 +267,23 @@ def _judged(asked: Asked, ends: Ends, rows: Sequence[Group | Subject]) -> list[G
     lock = threading.Lock()
     with ThreadPoolExecutor(min(len(rows), rows_at_a_time())) as pool:
         return list(pool.map(lambda row: _row(row, asked.case, lock), rows))
+
+
+def _in_lanes(asked: Asked, ends: Ends, rows: Sequence[Group | Subject]) -> list[Group]:
+    """Judge rows one after the other; those in Triton's interpreter, which has one thread, beside
+    the others, unless this process holds the operator."""
+
+    def judged(places: Sequence[int]) -> dict[int, Group]:
+        return {place: _row(rows[place], asked.case) for place in places}
+
+    interpreted = [
+        place for place, row in enumerate(rows) if isinstance(row, Subject) and row.interpreted
+    ]
+    others = [place for place in range(len(rows)) if place not in interpreted]
+    lanes = [interpreted, others] if ends.op is None else [list(range(len(rows)))]
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        found = {place: group for lane in pool.map(judged, lanes) for place, group in lane.items()}
+    return [found[place] for place in range(len(rows))]
 
 
 def _with_import(group: Group, replaced: Sequence[str]) -> Group:

@@ -12,8 +12,14 @@ from torch import Tensor
 
 from fuselab.op import tensors_in
 from fuselab.prove import asked_inputs
-from fuselab.prove.arguments import at, differentiable, filled, mapped
-from fuselab.prove.asked_calls import under_autocast, under_determinism, with_gradients
+from fuselab.prove.accuracy import Bar
+from fuselab.prove.arguments import at, differentiable, filled, mapped, tensor_names
+from fuselab.prove.asked_calls import (
+    gradients_under_autocast,
+    under_autocast,
+    under_determinism,
+    with_gradients,
+)
 from fuselab.prove.asked_torch import (
     TRANSFORMS,
     compiled_graphs,
@@ -25,7 +31,7 @@ from fuselab.prove.asked_torch import (
 from fuselab.prove.check_memory import same_bits
 from fuselab.prove.draw import LAYOUTS
 from fuselab.prove.held import CandidateError, RemoteError, kinds_of, results, said
-from fuselab.prove.outputs import floating
+from fuselab.prove.outputs import floating, output_names
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, judged
@@ -203,12 +209,39 @@ def autocast_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
                 continue
             ours = subject.candidate.ask(under_autocast, device, dtype, True, args)
             outcome = judged(bar, ours, after=f" {under}")
+            if outcome.problem is None and given is trial.args:
+                outcome = _gradients_within(subject, trial, bar, dtype, under)
             if outcome.problem is not None:
                 is_mixed = len({tensor.dtype for tensor in at(args, floating)}) > 1
                 hint = _MIXED_HINT if is_mixed else _AUTOCAST_HINT
                 problem = f"{outcome.problem}{hint}"
                 return replace(outcome, problem=problem, args=args)
     return outcome or Outcome(refused=refused)
+
+
+def _gradients_within(
+    subject: Subject, trial: Trial, forward: Bar, dtype: torch.dtype, under: str
+) -> Outcome:
+    """Judge the gradients of a backward that runs within autocast, as the forward does.
+
+    ``forward`` is the bar of the outputs, whose dtypes the upstream gradients have.
+    """
+    places = subject.differentiable(trial.args)
+    outputs = [output for output in forward.eager if output is not None]
+    if subject.op.gradient is None or not places:
+        return Outcome()
+    upstream = tuple(
+        trial.draw.gradient(*output.shape, dtype=output.dtype) for output in floating(outputs)
+    )
+    names = tensor_names(subject.op, trial.args)
+    labels = [*output_names(subject.op), *(f"gradient of {names[place]}" for place in places)]
+    options = (gradients_under_autocast, subject.device.type, dtype, places)
+    values = [*trial.args, upstream]
+    try:
+        bar = subject.bar_for(values, labels, *options)
+    except (RemoteError, RuntimeError, TypeError, ValueError):
+        return Outcome()  # the reference has no backward there
+    return judged(bar, subject.candidate.ask(*options, values), after=f" of a backward {under}")
 
 
 def transforms_like_the_reference(subject: Subject, trial: Trial) -> Outcome:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fuselab.op import tensors_in
 from fuselab.prove.arguments import tensor_names
 from fuselab.prove.asked_calls import in_rows, joined, with_gradients
-from fuselab.prove.draw import LAYOUTS, VALUES
+from fuselab.prove.draw import FAR_LAYOUTS, LAYOUTS, VALUES
 from fuselab.prove.held import results
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import Check, Outcome, judged
+from fuselab.prove.trials import Check, Outcome, call_bar, judged
 
 
 def output_is_right(subject: Subject, trial: Trial) -> Outcome:
@@ -20,6 +20,12 @@ def output_is_right(subject: Subject, trial: Trial) -> Outcome:
     """
     bar = subject.bar(trial.args)
     return judged(bar, subject.results(*trial.args))
+
+
+def far_strides_are_followed(subject: Subject, trial: Trial) -> Outcome:
+    """Judge the output, and every gradient under an upstream gradient of such strides too."""
+    bar, asked = call_bar(subject, trial)
+    return judged(bar, subject.candidate.ask(*asked))
 
 
 _JOINED = 256  # elements that make a row of a large result
@@ -101,6 +107,17 @@ CHECKS = (
         max_numel=1024,
         turns=True,
         deep=True,
+    ),
+    # Strides that 16 bits do not hold.
+    Check(
+        "far strides",
+        far_strides_are_followed,
+        layouts=FAR_LAYOUTS,
+        quick=8,
+        full=24,
+        max_numel=32,
+        turns=True,
+        non_empty=True,
     ),
     # Layouts and values together.
     Check(

@@ -46,6 +46,10 @@ LAYOUTS = (
     "expanded rows",
     "one element",
 )
+# Strides beyond 16 bits, of few elements: not among LAYOUTS, because each takes megabytes.
+FAR_LAYOUTS = ("contiguous", "far rows", "far elements")
+FAR_STRIDE = (1 << 16) + 5
+_MOST_FAR = 32  # rows or elements that lie so far from each other
 SPECIAL_VALUES = (
     "zeros",
     "equal",
@@ -210,7 +214,8 @@ class RecordedDraw:
             # As many rows as elements, except of a million, which are elements.
             others = 1 if self.target < LARGE[-1] else self._product
             size = self.target // max(others, 1) + 1 + self.below(64)
-            size = min(size, self.largest_size)
+        if self.largest_size < 1 << 30:  # few elements too, for each may be a program's
+            size = max(1, min(size, self.largest_size, 2 * self.target // max(self._product, 1)))
         self._sizes += 1
         self._product *= max(size, 1)
         return size
@@ -404,6 +409,10 @@ def _strides(shape: Sequence[int], layout: str) -> tuple[list[int], int, int]:
     elif layout == "every other row" and dims > 1:
         padding[-1] = shape[-1]
         offset = 1
+    elif layout == "far rows" and dims > 1 and math.prod(shape[:-1]) <= _MOST_FAR:
+        padding[-1] = FAR_STRIDE
+    elif layout == "far elements" and math.prod(shape) <= _MOST_FAR:
+        step = FAR_STRIDE
     strides = [0] * dims
     extent = step
     for place in reversed(order):

@@ -201,8 +201,8 @@ def judge_problem(
                 Process(problem, "reference", device, limit_s=call_limit_s, model=PROBLEM)
             )
         answers = []
-        for path in candidates:
-            progress(f"{path}")
+        for number, path in enumerate(candidates, start=1):
+            progress(f"{number} of {len(candidates)}: {path}")
             answers.append(_judge(held, others, path, quick, call_limit_s, memory_gib))
     return ProblemReport(problem, seed, quick, str(device), tuple(answers))
 

@@ -105,6 +105,18 @@ def gradient_differs_the_second_time(device: str) -> FusedOp:
     return make_op("gradient_differs_the_second_time", device, backward=backward)
 
 
+@caught_by("autocast")
+def coarse_backward_within_autocast(device: str) -> FusedOp:
+    """Rounds the upstream gradient to 8 bits where the backward, too, runs under autocast."""
+
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        if torch.is_autocast_enabled(device):
+            grad_output = grad_output.to(torch.bfloat16).to(grad_output.dtype)
+        return honest.backward(needs, grad_output, *saved)
+
+    return make_op("coarse_backward_within_autocast", device, backward=backward)
+
+
 def _constant_sigmoid(
     needs: Sequence[bool], grad_output: Tensor, input: Tensor, bias: Tensor, scale: float
 ) -> tuple[Tensor | None, Tensor | None]:

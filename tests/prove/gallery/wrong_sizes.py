@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -166,3 +167,29 @@ def knows_no_scalar(device: str) -> FusedOp:
         return output if output.ndim else output.zero_()
 
     return make_op("knows_no_scalar", device, forward)
+
+
+def with_strides_of_16_bits(tensor: Tensor) -> Tensor:
+    """Return the tensor as a kernel sees it whose strides are 16-bit integers without a sign."""
+    strides = tuple(stride % (1 << 16) for stride in tensor.stride())
+    return tensor.as_strided(tensor.shape, strides)
+
+
+@caught_by("far strides")
+def strides_of_16_bits(device: str) -> FusedOp:
+    """Keeps strides in 16 bits; no ordinary test has rows of 65,536 elements."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        return honest.forward(with_strides_of_16_bits(input), with_strides_of_16_bits(bias), scale)
+
+    return make_op("strides_of_16_bits", device, forward)
+
+
+@caught_by("far strides")
+def upstream_strides_of_16_bits(device: str) -> FusedOp:
+    """The same in the backward, of the upstream gradient alone."""
+
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        return honest.backward(needs, with_strides_of_16_bits(grad_output), *saved)
+
+    return make_op("upstream_strides_of_16_bits", device, backward=backward)
