@@ -170,13 +170,19 @@ def gradients_under_autocast(
     function: Function,
     device: str,
     dtype: torch.dtype,
+    narrowed: bool,
     places: Sequence[int],
     values: Sequence[Any],
 ) -> Results:
     """Return the outputs and gradients of a call whose backward also runs within
-    ``torch.autocast``."""
+    ``torch.autocast``; with ``narrowed`` those in float32, which autocast makes of narrower ones,
+    in ``dtype``."""
     with torch.autocast(device, dtype):
-        return with_gradients(function, places, values)
+        found = with_gradients(function, places, values)
+    return [
+        one.to(dtype) if narrowed and one is not None and one.dtype == torch.float32 else one
+        for one in found
+    ]
 
 
 def under_determinism(

@@ -235,7 +235,9 @@ def _gradients_within(
     )
     names = tensor_names(subject.op, trial.args)
     labels = [*output_names(subject.op), *(f"gradient of {names[place]}" for place in places)]
-    options = (gradients_under_autocast, subject.device.type, dtype, places)
+    # Where autocast casts, the arithmetic has 16 bits, and so has the bar.
+    narrowed = bool(subject.op.autocast)
+    options = (gradients_under_autocast, subject.device.type, dtype, narrowed, places)
     values = [*trial.args, upstream]
     try:
         bar = subject.bar_for(values, labels, *options)
