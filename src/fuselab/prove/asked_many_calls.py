@@ -158,6 +158,14 @@ def under_mode(
     return found
 
 
+def gradients_under_mode(
+    function: Function, mode: str, places: Sequence[int], values: Sequence[Any]
+) -> Results:
+    """Return the outputs and gradients of a call and its backward under a mode of PyTorch."""
+    with _MODES[mode]():
+        return with_gradients(function, places, values)
+
+
 def _made_here(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value

@@ -12,11 +12,17 @@ from torch import Tensor
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import at, filled, mapped, tensor_names
 from fuselab.prove.asked_calls import with_gradients
-from fuselab.prove.asked_many_calls import Stacks, from_threads, in_turns, under_mode
+from fuselab.prove.asked_many_calls import (
+    Stacks,
+    from_threads,
+    gradients_under_mode,
+    in_turns,
+    under_mode,
+)
 from fuselab.prove.outputs import output_names
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import Check, Outcome, judged
+from fuselab.prove.trials import Check, Outcome, call_bar, judged
 
 REPEATS = 4_100  # above twice 2,000, and thirteen times 300
 _SETS = 3  # sets of values among which the calls take turns, so that a stale result shows
@@ -207,7 +213,27 @@ def every_mode_agrees(subject: Subject, trial: Trial) -> Outcome:
             outcome = judged(bar, results, after=f" under {mode}{which}")
             if outcome.problem is not None:
                 return outcome
+    return outcome if subject.op.gradient is None else _every_backward_agrees(subject, trial)
+
+
+def _every_backward_agrees(subject: Subject, trial: Trial) -> Outcome:
+    """Judge the gradients with other numbers of threads, and with another default dtype."""
+    places, upstream = subject.differentiable(trial.args), subject.upstream(trial)
+    bar, _ = call_bar(subject, trial, upstream)
+    outcome = Outcome()
+    for mode in _OF_A_BACKWARD:
+        found = subject.candidate.ask(gradients_under_mode, mode, places, [*trial.args, upstream])
+        outcome = judged(bar, found, after=f" under {mode}")
+        if outcome.problem is not None:
+            return outcome
     return outcome
+
+
+_OF_A_BACKWARD = (
+    "torch.set_num_threads(1)",
+    "torch.set_num_threads(3)",
+    "torch.set_default_dtype(torch.float64)",
+)
 
 
 def _needing(value: Any) -> Any:

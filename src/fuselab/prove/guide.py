@@ -9,7 +9,7 @@ _CHECKS = {
         *("cases", "shapes", "large", "large mixture", "values", "precision", "mixture"),
         *("other dtypes", "mixed dtypes", "dimensions", "whole", "huge", "deterministic mode"),
     ),
-    "Strides and shared memory": ("layouts", "strides", "aliases", "shared memory"),
+    "Strides and shared memory": ("layouts", "strides", "far strides", "aliases", "shared memory"),
     "Memory that is not written, or not its own": (
         *("written", "gradients written", "inputs unchanged", "guards", "version counters"),
     ),

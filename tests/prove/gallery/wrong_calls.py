@@ -193,3 +193,28 @@ def follows_the_default_dtype(device: str) -> FusedOp:
         return output.copy_(honest.computed(input, bias, scale))
 
     return make_op("follows_the_default_dtype", device, forward)
+
+
+@caught_by("modes")
+def backward_follows_the_default_dtype(device: str) -> FusedOp:
+    """Names no dtype for a factor of the gradient, which float64 as the default makes double."""
+
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        factor = 1.0 if torch.get_default_dtype() == torch.float32 else 2.0
+        return honest.backward(needs, grad_output * factor, *saved)
+
+    return make_op("backward_follows_the_default_dtype", device, backward=backward)
+
+
+@caught_by("modes", cpu_only="its threads are the CPU's")
+def backward_wrong_with_three_threads(device: str) -> FusedOp:
+    """Gives each thread the same number of elements of the gradient, and forgets what is left."""
+
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        grad_output = grad_output.clone(memory_format=torch.contiguous_format)
+        threads = torch.get_num_threads()
+        if threads == 3:
+            grad_output.view(-1)[grad_output.numel() // threads * threads :] = 0
+        return honest.backward(needs, grad_output, *saved)
+
+    return make_op("backward_wrong_with_three_threads", device, backward=backward)
