@@ -277,14 +277,23 @@ EXAMPLES: dict[type[FuselabError], tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, FuselabError)
-    ],
-)
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, FuselabError)
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_survive_the_pickling_of_dask(kind: type[FuselabError]) -> None:
+    support = pytest.importorskip("tblib.pickling_support", reason="Dask is not installed")
+    error = kind(*EXAMPLES.get(kind, ("a sentence.",)))
+    make, args, *_ = support.pickle_exception(error)
+    again = make(*args)
+    assert type(again) is kind and str(again) == str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_error_is_its_sentence_and_survives_pickling(kind: type[FuselabError]) -> None:
     error = kind(*EXAMPLES.get(kind, ("a sentence.",)))
     expected = "unknown activation 'reluu'; known: gelu, relu. Did you mean 'relu'?"

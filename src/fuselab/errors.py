@@ -17,6 +17,11 @@ from typing import Any
 class FuselabError(Exception):
     """The base class of every error that fuselab raises on purpose."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # tblib, which Dask imports, otherwise makes an exception by __new__ of its first base,
+        # which a class with several bases refuses.
+        return type(self), self.args, vars(self)
+
 
 class ArgumentError(FuselabError, ValueError):
     """An argument has a value that the operator or verb cannot take."""

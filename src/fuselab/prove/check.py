@@ -280,7 +280,9 @@ def _in_lanes(asked: Asked, ends: Ends, rows: Sequence[Group | Subject]) -> list
         place for place, row in enumerate(rows) if isinstance(row, Subject) and row.interpreted
     ]
     others = [place for place in range(len(rows)) if place not in interpreted]
-    lanes = [interpreted, others] if ends.op is None else [list(range(len(rows)))]
+    lanes = [lane for lane in (interpreted, others) if lane]
+    if ends.op is not None or len(lanes) < 2:
+        return [_row(row, asked.case) for row in rows]
     with ThreadPoolExecutor(len(lanes)) as pool:
         found = {place: group for lane in pool.map(judged, lanes) for place, group in lane.items()}
     return [found[place] for place in range(len(rows))]
