@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,19 @@ def test_the_first_task_s_error_is_raised(scheduler: str) -> None:
         list(each_on(scheduler, _fail, [2]))
     assert sorted(each_on(scheduler, _fail, [5, 3])) == [(3, 3), (5, 5)]
     assert list(each_on("nowhere", _fail, [])) == []
+
+
+def test_the_first_of_two_failures_is_raised_when_the_second_is_heard_of_first(
+    scheduler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def last_first(futures: list[Any], **_options: Any) -> Iterator[Any]:
+        for future in futures:
+            future.exception()  # waits for its end
+        return reversed(futures)
+
+    monkeypatch.setattr(distributed, "as_completed", last_first)
+    with pytest.raises(DataError, match=r"line 7 is malformed\."):
+        list(each_on(scheduler, _fail, [0, 1, 2]))
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nowhere", "tcp://h:port"])

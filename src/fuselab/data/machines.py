@@ -49,19 +49,21 @@ def each_on(
     with client:
         futures = client.map(work, tasks, pure=False, retries=0)
         places = {future.key: place for place, future in enumerate(futures)}
-        failed: dict[int, BaseException] = {}
+        until = len(futures)  # the first place whose failure has been heard of
         for future in distributed.as_completed(futures, loop=client.loop):
             place = places[future.key]
             if future.status == "finished":
-                if not failed:
+                if until == len(futures):
                     yield tasks[place], future.result()
                 continue
-            failed[place] = future.exception()
-            client.cancel(futures[min(failed) + 1 :])
-            if all(other.done() for other in futures[: min(failed)]):
+            until = min(until, place)
+            client.cancel(futures[until + 1 :])
+            if all(earlier.done() for earlier in futures[:until]):
                 break
-        if failed:
-            _raise(failed[min(failed)])
+        # several may have failed before the first failure was heard of
+        for future in futures[: until + 1]:
+            if future.status != "finished":
+                _raise(future.exception())
 
 
 def _distributed() -> Any:
