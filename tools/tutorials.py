@@ -61,6 +61,7 @@ STORIES = (
     "softmax_four_ways",
     "matmul_activation",
     "add_an_operator",
+    "one_kernel_or_many",
     "giou",
     "lora",
     "dlrm_layers",

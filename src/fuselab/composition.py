@@ -24,7 +24,8 @@ class Composition:
     order, and autograd differentiates both. ``operators`` are those that ``function`` calls.
     ``cases`` and ``draw`` give inputs as they do in a ``FusedOp``; the arguments named in
     ``frozen`` get no gradient. ``outputs`` counts the tensors in what ``function`` returns.
-    ``drawing`` is that of a ``FusedOp``.
+    ``drawing`` is that of a ``FusedOp``. ``steps`` is the function by its operators alone, where
+    ``function`` can be one kernel.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Composition:
     frozen: Sequence[str] = ()
     outputs: int = 1
     drawing: Callable[..., Any] | None = None
+    steps: Callable[..., Any] | None = None
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
     def as_operator(self) -> FusedOp:
@@ -55,7 +57,10 @@ class Composition:
             cases=self.cases,
             gradient=Gradient(save, no_kernel),
             draw=self.draw,
-            peers={"fused": self._flat(self.function)},
+            peers={
+                "fused": self._flat(self.function),
+                **({} if self.steps is None else {"operators": self._flat(self.steps)}),
+            },
             dtypes=self.dtypes,
             drawing=None if self.drawing is None else self._flat(self.drawing),
         )

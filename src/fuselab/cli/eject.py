@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,10 @@ def eject(
     standalone: Annotated[
         bool,
         flag("--standalone", "Write what needs only torch and Triton (without CUDA C++)."),
+    ] = False,
+    whole: Annotated[
+        bool,
+        flag("--whole", "Also write one kernel of all, small matrix products too."),
     ] = False,
     force: Annotated[
         bool, flag("--force", "Replace an earlier package, but no file edited by hand.")
@@ -52,7 +57,14 @@ def eject(
     found = targets.load(target, select("cpu"), data)
     named = name or default_name(found.callable)
     say(f"fuselab: capturing {found.name} ...")
-    made = ejected(found.callable, found.args, found.kwargs, named, inference, standalone)
+    made = ejected(found.callable, found.args, found.kwargs, named, inference, standalone, whole)
+    if whole:
+        from fuselab.inspect.forms import section
+
+        say("fuselab: compiling the kernels of both forms for sm_90 ...")
+        page = f"{made.facts['whole']['name']}/page.md"
+        compared = made.files[page] + section(made.files, output.name)
+        made = replace(made, files={**made.files, page: compared})
     kept = write_folder(output, made.files, made.about, force)
     facts = {"target": target, "folder": str(output), **made.facts, "kept": kept}
     print(eject_text(facts))

@@ -17,6 +17,7 @@ from fuselab.ejection.fold import formatted
 from fuselab.ejection.regions import Cut, Region
 from fuselab.ejection.returned import namedtuples_in, nodes_in, structure_text
 from fuselab.ejection.taken import taking_apart
+from fuselab.ejection.whole import Whole
 from fuselab.ejection.write import (
     draw_text,
     example_case,
@@ -33,20 +34,23 @@ from fuselab.ejection.write_init import (
 from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_reference import reference_text
 from fuselab.ejection.write_standalone import operator_files, page_section, with_runtime
+from fuselab.ejection.write_whole import whole_files
 
 COMPOSED = "composed.py"  # the file of a folder that holds a Composition
 
 
-def composition_files(cut: Cut, standalone: bool = False) -> dict[str, str]:
+def composition_files(
+    cut: Cut, standalone: bool = False, whole: Whole | None = None
+) -> dict[str, str]:
     """Return the text of every file by its name; those of a region's package as ``NAME/file``. A
     ``standalone`` package has the parts of fuselab's runtime that it uses, and its function in a
-    file that does not import fuselab."""
+    file that does not import fuselab. ``whole`` is the function as one kernel, a package too."""
     files = {
         "__init__.py": _init(cut, standalone),
         "reference.py": formatted(reference_text(cut.captured, ())),
-        COMPOSED: formatted(_composed(cut, standalone)),
+        COMPOSED: formatted(_composed(cut, standalone, whole)),
         f"test_{cut.name}.py": test_text(cut.name, standalone),
-        "page.md": _page(cut),
+        "page.md": _page(cut, whole),
     }
     if standalone:
         files["steps.py"] = formatted("\n".join(_steps(cut)) + "\n")
@@ -58,6 +62,9 @@ def composition_files(cut: Cut, standalone: bool = False) -> dict[str, str]:
         written = operator_files(operator, f"..{FOLDER}") if standalone else package_files(operator)
         for name, text in written.items():
             files[f"{region.name}/{name}"] = text
+    if whole is not None:
+        for name, text in whole_files(whole, cut).items():
+            files[f"{whole.name}/{name}"] = text
     return with_runtime(files) if standalone else files
 
 
@@ -127,7 +134,7 @@ __all__ = [{listed}]
     )
 
 
-def _composed(cut: Cut, standalone: bool) -> str:
+def _composed(cut: Cut, standalone: bool, whole: Whole | None) -> str:
     """Return the text of the module that holds the composition; ``steps.py`` has the function of a
     standalone package."""
     drawn = draw_text(cut)
@@ -146,6 +153,11 @@ def _composed(cut: Cut, standalone: bool) -> str:
         "",
     ]
     regions = sorted(one.name for one in cut.regions)
+    operators = [one.name for one in cut.regions]
+    if whole is not None:
+        imports.insert(-1, "from fuselab.runtime.chain import wants_whole")
+        regions = sorted([*regions, whole.name])
+        operators.append(whole.name)
     frozen = [one.name for one in cut.captured.arguments if one.name in cut.frozen]
     if standalone:
         head = [
@@ -163,12 +175,14 @@ def _composed(cut: Cut, standalone: bool) -> str:
             "",
         ]
     else:
-        operators = (
+        imported = [
             line
             for name in regions
             for line in (f"from .{name} import OP as {name.upper()}", f"from .{name} import {name}")
-        )
-        head = _steps(cut, [*imports, *operators, reference_import(cut)])
+        ]
+        if whole is not None:
+            imported.append(f"from .{whole.name}.op import supports")
+        head = _steps(cut, [*imports, *imported, reference_import(cut)], whole)
     lines = [
         *head,
         "",
@@ -178,7 +192,8 @@ def _composed(cut: Cut, standalone: bool) -> str:
         f'    name="ejected::{cut.name}",',
         f"    function={cut.name},",
         "    reference=reference,",
-        f"    operators=({''.join(f'{one.name.upper()}, ' for one in cut.regions).rstrip()}),",
+        f"    operators=({''.join(f'{one.upper()}, ' for one in operators).rstrip()}),",
+        *([f"    steps={cut.name}_of_operators,"] if whole is not None else []),
         "    cases=(_EXAMPLE,),",
         *([f"    outputs={count},"] if (count := _tensors(cut)) != 1 else []),
         *(["    draw=draw,"] if drawn else []),
@@ -189,7 +204,7 @@ def _composed(cut: Cut, standalone: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _steps(cut: Cut, imports: Sequence[str] = ()) -> list[str]:
+def _steps(cut: Cut, imports: Sequence[str] = (), whole: Whole | None = None) -> list[str]:
     """Return the lines of a module with the function; without ``imports`` it imports the operators'
     functions alone."""
     classes: dict[str, Any] = dict(namedtuples_in(cut.captured.returned.structure))
@@ -210,7 +225,7 @@ def _steps(cut: Cut, imports: Sequence[str] = ()) -> list[str]:
         "",
         *(f'{name} = namedtuple("{name}", {kind._fields!r})' for name, kind in classes.items()),
         *(["", ""] if classes else []),
-        _function(cut),
+        _function(cut, whole),
     ]
 
 
@@ -220,7 +235,7 @@ def _tensors(cut: Cut) -> int:
     return sum(isinstance(node.meta["example_value"], Tensor) for node in found)
 
 
-def _function(cut: Cut) -> str:
+def _function(cut: Cut, whole: Whole | None) -> str:
     names: dict[Any, str] = {**cut.names, torch.device: f"{cut.parameters[0]}.device"}
     for node in cut.captured.traced.graph.nodes:
         if is_number(node):
@@ -239,11 +254,23 @@ def _function(cut: Cut) -> str:
         sizes.append(
             f"{cut.captured.seed} = seed_tensor({cut.captured.seed}, {names[torch.device]})"
         )
+    whole_text, name = "", cut.name
+    if whole is not None:
+        name = f"{cut.name}_of_operators"
+        given = ", ".join(cut.parameters)
+        whole_text = (
+            f"\n\ndef {cut.name}({flat_parameters(cut.captured)}) -> Any:\n"
+            f'    """{told[:-1]}; on a GPU in one kernel where no gradient is wanted."""\n'
+            f"    if wants_whole(supports, {given}):\n"
+            f"        return {whole.name}({given})\n"
+            f"    return {name}({given})\n"
+        )
     return (
-        f"def {cut.name}({flat_parameters(cut.captured)}) -> Any:\n"
+        f"def {name}({flat_parameters(cut.captured)}) -> Any:\n"
         f'    """{public_docstring(cut.captured, told)}"""\n'
         + textwrap.indent("\n".join([*sizes, *body]), "    ")
         + "\n"
+        + whole_text
     )
 
 
@@ -278,7 +305,7 @@ def _dropout_imports(cut: Cut) -> list[str]:
 # --- the page -------------------------------------------------------------------------------------
 
 
-def _page(cut: Cut) -> str:
+def _page(cut: Cut, whole: Whole | None) -> str:
     calls = cut.calls
     lines = [
         f"# {cut.name}",
@@ -297,6 +324,12 @@ def _page(cut: Cut) -> str:
         else:
             lines.append(f"| {call_name(step)} | {_lines([step])} | {cut.reason(step)} |")
     lines += ["", "The page of each operator shows its kernels and the bytes before and after."]
+    if whole is not None:
+        lines += [
+            "",
+            f"On a GPU, where no gradient is wanted, [one kernel]({whole.name}/page.md) computes",
+            "all of it. Its page compares the two forms.",
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -16,6 +16,7 @@ from fuselab.ejection.compose import composition_files, describe
 from fuselab.ejection.folder import check_folder, write_folder
 from fuselab.ejection.package import planned_package
 from fuselab.ejection.regions import cut
+from fuselab.ejection.whole import planned_whole
 from fuselab.ejection.write import package_files
 from fuselab.ejection.write_standalone import standalone_files
 from fuselab.errors import EjectError
@@ -40,6 +41,7 @@ def eject(
     force: bool = False,
     keywords: Mapping[str, Any] | None = None,
     standalone: bool = False,
+    whole: bool = False,
 ) -> Path:
     """Write the kernel package of ``function`` to the folder ``out`` and return its path.
 
@@ -59,6 +61,8 @@ def eject(
         keywords: arguments of the call that are given by name.
         standalone: True writes the parts of fuselab's runtime that the kernels use beside them, so
             that the package runs on torch and Triton alone. It has no CUDA C++ kernels.
+        whole: True also writes one Triton kernel of the whole forward, small matrix products and
+            all, to ``NAME_whole``; the function calls it on a GPU where no gradient is wanted.
 
     Raises:
         EjectError: the function cannot become kernels, or the folder exists.
@@ -67,7 +71,7 @@ def eject(
     folder = Path(out)
     check_folder(folder, force)
     name = name or default_name(function)
-    made = ejected(function, example_inputs, keywords or {}, name, inference, standalone)
+    made = ejected(function, example_inputs, keywords or {}, name, inference, standalone, whole)
     write_folder(folder, made.files, made.about, force)
     return folder
 
@@ -79,8 +83,10 @@ def ejected(
     name: str,
     inference: bool = False,
     standalone: bool = False,
+    whole: bool = False,
 ) -> Ejected:
-    """Return the files of ``function``: one operator where all of it can be, else a composition.
+    """Return the files of ``function``: one operator where all of it can be, else a composition;
+    with the ``whole`` as one kernel beside it.
 
     Raises EjectError where no part of it can become a kernel, or ``name`` names no operator.
     """
@@ -89,6 +95,8 @@ def ejected(
             f"{name!r} cannot name an operator, which is a Python function whose name does not end "
             "in '_': name another."
         )
+    if whole:
+        return _with_whole(function, args, keywords, name, inference, standalone)
     try:
         package = planned_package(function, args, keywords, name, inference)
     except EjectError as refused:
@@ -98,6 +106,29 @@ def ejected(
         return Ejected(composition_files(parts, standalone), about(name), describe(parts))
     files = standalone_files(package) if standalone else package_files(package)
     return Ejected(files, about(name), package.describe())
+
+
+def _with_whole(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    keywords: Mapping[str, Any],
+    name: str,
+    inference: bool,
+    standalone: bool,
+) -> Ejected:
+    if standalone:
+        raise EjectError(
+            "one kernel of the whole runs on fuselab's runtime: leave --standalone away."
+        )
+    one = planned_whole(function, args, keywords, f"{name}_whole")
+    parts = cut(function, args, keywords, name, inference)
+    if not parts.captured.is_flat:
+        raise EjectError(
+            f"{name} takes lists or dicts of tensors; one kernel of the whole takes tensors."
+        )
+    facts = describe(parts)
+    facts["whole"] = one.describe()
+    return Ejected(composition_files(parts, whole=one), about(name), facts)
 
 
 def about(name: str) -> dict[str, Any]:

@@ -124,9 +124,14 @@ class Program:
         return (*self.outputs, *(one for one in self.gradients if one is not None))
 
 
-def lower(captured: Captured, upstream: Sequence[str] = ("grad_output",)) -> Program:
-    """Return the captured graph as nodes; ``upstream`` names the upstream gradients."""
-    lowering = _Lowering(captured.hints, captured.equal)
+def lower(
+    captured: Captured,
+    upstream: Sequence[str] = ("grad_output",),
+    kind: type[Lowering] | None = None,
+) -> Program:
+    """Return the captured graph as nodes; ``upstream`` names the upstream gradients, and ``kind``
+    is a lowering that knows more operators."""
+    lowering = (kind or Lowering)(captured.hints, captured.equal)
     for argument in captured.arguments:
         lowering.known[argument.node] = lowering.input(argument.node, argument.name)
     for node, name in zip(captured.upstream, upstream, strict=False):
@@ -152,7 +157,7 @@ def lower(captured: Captured, upstream: Sequence[str] = ("grad_output",)) -> Pro
 def has_lowering(packet: Any) -> bool:
     """Return whether ``lower`` knows an ATen operator, given without its overload."""
     known = packet in _POINTWISE or packet in _SUMS or packet in _SAME
-    return known or hasattr(_Lowering, f"op_{_short(packet)}")
+    return known or hasattr(Lowering, f"op_{_short(packet)}")
 
 
 def constant_tensor(node: FxNode) -> Tensor:
@@ -161,7 +166,9 @@ def constant_tensor(node: FxNode) -> Tensor:
     return held
 
 
-class _Lowering(Arithmetic):
+class Lowering(Arithmetic):
+    """Makes the node of each operator of a graph, in the graph's order."""
+
     def input(self, node: FxNode, name: str) -> Input:
         value: Tensor = node.meta["val"]
         return Input(name, self.sizes_of(node), kind_of(value.dtype))

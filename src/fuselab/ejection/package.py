@@ -253,7 +253,7 @@ def planned_package(
         for definitions in (definitions_in_kernels(), definitions_in_formulas())
     )
     inference = inference or not captured.returned.results
-    _refuse_lost_rounding(formulas)
+    refuse_lost_rounding(formulas)
     exact = {one: exact_size(other, captured.hints) for one, other in captured.equal.items()}
     captured = replace(captured, equal=exact)
     sizes = Sizes(captured)
@@ -262,24 +262,24 @@ def planned_package(
     output_names = formulas.returned.names(taken)
     output_names += tuple(f"new_{argument}" for argument in captured.written)
     upstream = [one for one in _upstream_names(captured, output_names) if one is not None]
-    program = _each_of_its_own(lower(captured, upstream), output_names, captured)
+    program = each_of_its_own(lower(captured, upstream), output_names, captured)
     names: dict[Node, str] = dict(zip(program.outputs, output_names, strict=True))
     residuals: tuple[Residual, ...] = ()
     if keeps_residuals:
         program, residuals = with_residuals(program, captured, [*taken, *upstream, *output_names])
     names |= {one.node: one.kept.name for one in residuals}
     results = [*program.outputs, *(one.node for one in residuals)]
-    kernels = list(map(SummingKernel, _ordered(schedule(results, captured.hints))))
+    kernels = list(map(SummingKernel, in_running_order(schedule(results, captured.hints))))
     forward = _plans(kernel_name(name), kernels, results, captured, sizes, names)
     for argument, gradient in zip(captured.arguments, program.gradients, strict=True):
         if gradient is not None:
             names.setdefault(gradient, f"grad_{argument.name}")
     gradients = [node for node in program.gradients if node is not None]
-    ordered = _ordered(schedule(gradients, captured.hints))
+    ordered = in_running_order(schedule(gradients, captured.hints))
     label = f"{name}_backward"
     kernels = list(map(SummingKernel, ordered))
     backward = _plans(label, kernels, gradients, captured, sizes, names)
-    handing = _ordered(with_handed_over(gradients, ordered, captured.hints))
+    handing = in_running_order(with_handed_over(gradients, ordered, captured.hints))
     cpp_kernels = with_row_sums(handing)
     cpp_backward = backward
     if handing != ordered or any(one.sums for one in cpp_kernels):
@@ -323,7 +323,7 @@ def _without_gradient(captured: Captured, inference: bool) -> set[str]:
     }
 
 
-def _refuse_lost_rounding(captured: Captured) -> None:
+def refuse_lost_rounding(captured: Captured) -> None:
     """Raise EjectError where the function rounds to fewer bits than its arguments have."""
     rounding = coarsest_rounding(captured.traced)
     if rounding is None:
@@ -362,7 +362,7 @@ def _upstream_names(captured: Captured, outputs: Sequence[str]) -> tuple[str | N
     return tuple(f"grad_{name}" if need else None for name, need in needs)
 
 
-def _each_of_its_own(program: Program, outputs: Sequence[str], captured: Captured) -> Program:
+def each_of_its_own(program: Program, outputs: Sequence[str], captured: Captured) -> Program:
     """Return the program with a copy in place of each output and gradient that is an input, or one
     that came before: a kernel stores every result in memory of its own."""
 
@@ -399,7 +399,7 @@ def _plans(
     read = [load.tensor for one in kernels for load in one.kernel.loads()]
     loaded = [one for node in (*read, *results) for one in behind_calls(node)]
     needed = {leaf for node in (*results, *loaded) for leaf in leaves(node)}
-    names.update(_names_between(needed, [*results, *loaded], names, captured, sizes))
+    names.update(names_between(needed, [*results, *loaded], names, captured, sizes))
     plans: list[KernelPlan] = []
     for place, one in enumerate(kernels):
         stores = [member.node for member in one.kernel.members if member.node in needed]
@@ -408,7 +408,7 @@ def _plans(
     return tuple(plans)
 
 
-def _names_between(
+def names_between(
     needed: Collection[Node],
     stored: Sequence[Node],
     names: Mapping[Node, str],
@@ -431,7 +431,7 @@ def _names_between(
     return found
 
 
-def _ordered(kernels: Sequence[Kernel]) -> list[Kernel]:
+def in_running_order(kernels: Sequence[Kernel]) -> list[Kernel]:
     """Return the kernels such that each comes after those whose results it reads."""
     makers = {member.node: kernel for kernel in kernels for member in kernel.members}
     order: list[Kernel] = []

@@ -337,13 +337,14 @@ def planned(
     sizes: Sizes,
     tensor_names: Mapping[Node, str],
     sums: frozenset[Node] = frozenset(),
+    taken: Sequence[str] = (),
 ) -> KernelPlan:
-    """Return the kernel with its names."""
+    """Return the kernel with its names, none of which is ``taken``."""
     values = {node: kernel.values[node] for node in stores}
     axes = (*kernel.row_axes, *kernel.column_axes)
     axis_namer = Namer()
     axis_names = {axis: sizes.axis_name(axis, axis_namer) for axis in axes}
-    namer = Namer()
+    namer = Namer(taken)
     operands: list[Operand] = []
     value_names: dict[Expression, str] = {}
     numbers: dict[Size, str] = {}

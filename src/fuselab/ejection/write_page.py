@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch import Tensor, fx
 
+from fuselab.ejection.calls import call_name
 from fuselab.ejection.capture import with_sources
 from fuselab.ejection.kernels import ancestors
 from fuselab.ejection.loops import Node
 from fuselab.ejection.package import Package
 from fuselab.ejection.plan import KernelPlan, Operand
+
+# Calls that move no data.
+_VIEWS = frozenset(
+    (
+        "alias", "chunk", "detach", "expand", "flatten", "getitem", "narrow", "permute", "reshape",
+        "select", "slice", "split", "squeeze", "t", "transpose", "unflatten", "unsqueeze", "view",
+        "view_as", "_unsafe_view",
+    )
+)  # fmt: skip
 
 
 def page_text(package: Package) -> str:
@@ -29,8 +39,8 @@ def _summary(package: Package, sizes: str) -> str:
     captured = package.formulas
     gradients = captured.behind_gradients()
     outputs = with_sources(captured.outputs)
-    before = _bytes(outputs), _bytes(gradients - outputs)
-    after = sum(map(_moved, package.forward)), sum(map(_moved, package.backward))
+    before = bytes_of_calls(outputs), bytes_of_calls(gradients - outputs)
+    after = sum(map(bytes_moved, package.forward)), sum(map(bytes_moved, package.backward))
     rows = [
         "| | PyTorch calls | bytes | kernels | bytes |",
         "|---|---|---|---|---|",
@@ -45,32 +55,31 @@ def _summary(package: Package, sizes: str) -> str:
     return "\n".join([at, "", *rows])
 
 
-def _tensor_calls(nodes: set[fx.Node]) -> list[fx.Node]:
-    names = ("getitem", "view", "expand", "permute", "unsqueeze", "squeeze", "alias", "detach", "t")
+def tensor_calls(nodes: Collection[fx.Node]) -> list[fx.Node]:
     return [
         node
         for node in nodes
-        if node.op == "call_function"
-        and getattr(node.target, "__name__", "").partition(".")[0] not in names
+        if node.op in ("call_function", "call_method")
+        and call_name(node).partition(".")[0] not in _VIEWS
         and _tensors(node)
     ]
 
 
 def _calls(nodes: set[fx.Node]) -> int:
-    return len(_tensor_calls(nodes))
+    return len(tensor_calls(nodes))
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:
-    value = node.meta.get("val")
+    value = node.meta.get("val", node.meta.get("example_value"))
     values = value if isinstance(value, (list, tuple)) else [value]
     return [one for one in values if isinstance(one, Tensor)]
 
 
-def _bytes(nodes: set[fx.Node]) -> int:
+def bytes_of_calls(nodes: Collection[fx.Node]) -> int:
     """Return the bytes that PyTorch moves if every call reads its operands and writes its
     results."""
     total = 0
-    for node in _tensor_calls(nodes):
+    for node in tensor_calls(nodes):
         operands = [one for source in node.all_input_nodes for one in _tensors(source)]
         for tensor in (*operands, *_tensors(node)):
             elements = 1
@@ -80,7 +89,7 @@ def _bytes(nodes: set[fx.Node]) -> int:
     return total
 
 
-def _moved(plan: KernelPlan) -> int:
+def bytes_moved(plan: KernelPlan) -> int:
     """Return the bytes that a kernel moves if it reads and writes every operand once."""
     return sum(_elements(one) * 4 for one in plan.operands if one.node is not None)
 

@@ -21,6 +21,12 @@ def eject_text(facts: Mapping[str, Any]) -> str:
     if stays:
         names = ", ".join(dict.fromkeys(call["name"] for call in stays))
         lines.append(f"  PyTorch calls between them: {names} (page.md says why)")
+    whole = facts.get("whole")
+    if whole:
+        lines += [
+            f"  {whole['name']} (one kernel of the whole; rows {', '.join(whole['rows'])})",
+            f"    products {', '.join(whole['products'])}; page.md there compares the forms",
+        ]
     for name in facts["kept"]:
         lines.append(f"kept {name}, which was edited; the new one is {name}.new")
     lines.append(f"next: fuselab check {facts['folder']}")

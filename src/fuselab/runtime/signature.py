@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -137,6 +138,23 @@ def float32_everywhere(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(
         arg.float()
         if isinstance(arg, Tensor) and arg.is_floating_point() and arg.element_size() == 2
+        else arg
+        for arg in args
+    )
+
+
+def autocast_products(
+    dtype: torch.dtype, args: Sequence[Any], float32_of: Mapping[str, Sequence[torch.dtype]]
+) -> tuple[Any, ...]:
+    """Return the arguments in ``dtype``, as ``torch.autocast`` casts those of a matrix product, or
+    as float32 where the results are: on some kinds of devices, for arguments of some dtypes."""
+    floats = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
+    own = functools.reduce(torch.promote_types, (arg.dtype for arg in floats))
+    if own in float32_of.get(floats[0].device.type, ()):
+        return float32_everywhere(args)
+    return tuple(
+        arg.to(dtype)
+        if isinstance(arg, Tensor) and arg.is_floating_point() and arg.dtype != torch.float64
         else arg
         for arg in args
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuselab.errors import FuselabError, TargetError, UnknownNameError, UnsupportedError
@@ -82,7 +83,13 @@ class _Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__.partition(".")[0]
-        if name not in _QUIET and func.namespace == "aten" and name not in self._found:
+        # On meta tensors a launcher asks the reference for shapes; nothing is computed.
+        is_meta = any(
+            isinstance(one, Tensor) and one.device.type == "meta"
+            for one in pytree.tree_leaves((args, kwargs))
+        )
+        is_new = name not in _QUIET and name not in self._found
+        if is_new and func.namespace == "aten" and not is_meta:
             self._found.append(name)
         return func(*args, **(kwargs or {}))
 

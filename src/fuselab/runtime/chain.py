@@ -1,0 +1,180 @@
+"""Launches of Triton kernels that compute a chain of small matrix products in one go.
+
+A program owns rows and computes all products for them, so that nothing between two products goes
+through memory. It reads every weight once, from the cache that all multiprocessors share. What it
+holds of its rows lies in registers, the block of a weight that it multiplies with in shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselab.runtime.gpu_limits import multiprocessors, shared_bytes
+from fuselab.runtime.grid import ceil_div, power_of_two
+from fuselab.runtime.matmul_precision import input_precision
+from fuselab.runtime.sweep import Sweep
+from fuselab.runtime.triton_launch import launch
+from fuselab.runtime.tuning import Config, chosen
+
+MOST_COLUMNS = 1024  # of a tile, which lies in registers
+_MOST_ELEMENTS = 16384  # of the widest tile of a program
+_LEAST = 16  # the least rows, columns and depth of a block of a product
+_STAGES = 2  # blocks of a weight that are in shared memory at a time
+# A name of a number of columns, and whether it is taken by parts.
+Extent = tuple[str, bool]
+
+
+def wants_whole(supports: Callable[..., str | None], *tensors: Tensor) -> bool:
+    """Return whether a call may be computed by one kernel that has no gradient: on a GPU, without
+    a gradient, outside of autocast and of torch.compile, with arguments that it takes."""
+    if tensors[0].device.type != "cuda" or torch.compiler.is_compiling():
+        return False
+    if torch.is_autocast_enabled("cuda"):
+        return False
+    if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+        return False
+    return supports(*tensors) is None
+
+
+class Chain:
+    """The kernel of a package that computes a chain of products.
+
+    Args:
+        kernel: returns it, so that Triton is imported by the first call.
+        op_name: ``FusedOp.name``, under which tuned blocks are kept.
+        padded: the numbers of columns of which a program holds all, by name.
+        products: of each product what it sums over, and its columns.
+    """
+
+    def __init__(
+        self,
+        kernel: Callable[[], Any],
+        op_name: str,
+        padded: Sequence[str],
+        products: Sequence[tuple[Extent, Extent]],
+    ) -> None:
+        self._kernel = kernel
+        self._op_name = op_name
+        self._padded = tuple(padded)
+        self._products = tuple(products)
+
+    def refuses(self, columns: Mapping[str, int], *tensors: Tensor) -> str | None:
+        """Return None if a program can hold the columns, else the reason in a few words."""
+        if any(one.dtype == torch.float64 for one in tensors):
+            return "it accumulates in float32"
+        for name in self._padded:
+            if columns[name] > MOST_COLUMNS:
+                return f"{name} is {columns[name]}, and a program holds {MOST_COLUMNS} columns"
+        width = max(one.element_size() for one in tensors)
+        if not self._fits(columns, _LEAST, _LEAST, width, tensors[0].device):
+            return "a block of a weight is larger than the shared memory"
+        return None
+
+    def configs(
+        self, rows: Mapping[str, int], columns: Mapping[str, int], *tensors: Tensor
+    ) -> Sequence[Config]:
+        """Return what tuning may choose from, the default first: as many rows as leave a program
+        for every multiprocessor."""
+        count, device = _numel(rows), tensors[0].device
+        width = max(one.element_size() for one in tensors)
+        widest = max(map(self._padding(columns), self._padded), default=_LEAST)
+        candidates = [
+            Config(rows=own, block=block, warps=warps)
+            for own in (64, 32, 16, 128)
+            for block in (64, 32, 16)
+            for warps in (4, 8)
+            if own == _LEAST or own * widest <= _MOST_ELEMENTS
+            if self._fits(columns, own, block, width, device)
+        ] or [Config(rows=_LEAST, block=_LEAST, warps=4)]
+
+        def cost(config: Config) -> tuple[bool, int, int, int]:
+            own = int(config["rows"])
+            leaves_idle = ceil_div(count, own) < multiprocessors(device) and own > _LEAST
+            warps = 8 if own * widest > 8192 else 4
+            is_other = int(config["warps"] != warps)
+            return leaves_idle, abs(64 - own), -int(config["block"]), is_other
+
+        return sorted(candidates, key=cost)
+
+    def run(
+        self,
+        rows: Mapping[str, int],
+        columns: Mapping[str, int],
+        read: Sequence[tuple[Tensor, str]],
+        written: Sequence[tuple[Tensor, str]],
+    ) -> None:
+        """Launch the kernel, once; launch nothing if there are no rows.
+
+        Args:
+            rows: the sizes of the loops over rows by name, outermost first.
+            columns: the numbers of columns by name.
+            read, written: each tensor with its dimensions: names of loops over rows, ``?`` for
+                columns, ``1``.
+        """
+        import triton.language as tl
+
+        if _numel(rows) == 0 or any(tensor.numel() == 0 for tensor, _ in written):
+            return
+        swept = Sweep(rows, {}, list(read), list(written))
+        tensors = [one for one in swept.tensors if one is not None]
+        candidates = self.configs(rows, columns, *tensors)
+        bits = 8 * max(one.element_size() for one in tensors)
+        padding = self._padding(columns)
+        key = (f"{bits}-bit", power_of_two(_numel(rows)), *map(padding, self._padded))
+        config = chosen(self._op_name, "triton", key, candidates)
+        results = [tensor for tensor, _ in written]
+        strides = [swept.strides(place) for place, on_rows in enumerate(swept.on_rows) if on_rows]
+        launch(
+            self._kernel(),
+            (ceil_div(_numel(rows), int(config["rows"])),),
+            *tensors,
+            *columns.values(),
+            swept.sizes,
+            *strides,
+            *swept.steps,
+            COMPUTE=tl.float32,
+            ROUNDED=all(one.element_size() == 2 for one in results),
+            PRECISION=input_precision(tensors[0].dtype),
+            WIDE=swept.is_wide,
+            BLOCK_ROWS=int(config["rows"]),
+            BLOCK=int(config["block"]),
+            **{f"PADDED_{name.upper()}": padding(name) for name in self._padded},
+            num_warps=int(config["warps"]),
+            num_stages=_STAGES,
+        )
+
+    def _padding(self, columns: Mapping[str, int]) -> Callable[[str], int]:
+        return lambda name: max(_LEAST, power_of_two(max(1, columns[name])))
+
+    def _fits(
+        self,
+        columns: Mapping[str, int],
+        rows: int,
+        block: int,
+        width: int,
+        device: torch.device,
+    ) -> bool:
+        """Return whether the blocks of the largest product fit into shared memory, of ``width``
+        bytes for an element: those of the weight, and the tile that it is multiplied with."""
+        padding = self._padding(columns)
+
+        def extent(one: Extent) -> int:
+            name, is_part = one
+            return block if is_part else padding(name)
+
+        most = max(
+            width * (_STAGES * extent(depth) * extent(across) + rows * extent(depth))
+            for depth, across in self._products
+        )
+        return most <= shared_bytes(device)
+
+
+def _numel(rows: Mapping[str, int]) -> int:
+    count = 1
+    for size in rows.values():
+        count *= size
+    return count
