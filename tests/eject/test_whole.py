@@ -183,6 +183,20 @@ def test_layouts(written: Callable[[Any], Path]) -> None:
     assert none.shape == (0, 5, 24)
 
 
+def test_an_empty_result_beside_others(written: Callable[[Any], Path]) -> None:
+    folder = written(two_results) / "two_results_whole"
+    args = tensors(two_results, [(7, 5), (5, 33), (33, 0)], torch.float32)
+    hidden, nothing, total = interpreter.run(f"{folder}/op.py:forward_triton", *args)
+    exact = torch.tanh(args[0].double() @ args[1].double())
+    torch.testing.assert_close(hidden.double(), exact, rtol=0, atol=1e-5)
+    torch.testing.assert_close(total.double(), exact.sum(-1), rtol=0, atol=1e-4)
+    assert nothing.shape == (7, 0)
+    no_depth = tensors(two_results, [(7, 0), (0, 3), (3, 2)], torch.float32)
+    hidden, *_ = interpreter.run(f"{folder}/op.py:forward_triton", *no_depth)
+    assert hidden.shape == (7, 3)
+    assert not hidden.any()
+
+
 def test_the_composition_takes_operators_where_the_kernel_has_no_place(
     written: Callable[[Any], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,14 @@ def test_a_lever_is_found_and_its_twin_is_clean(function, twins, kind, line):
         assert kind not in kinds(twin), twin
 
 
+def test_layers_that_share_a_line_are_one_finding():
+    target = targets.load(f"{LEVERS}:attends_twice")
+    found = profile_target(target, schedule=(1, 1, 2, 1)).findings
+    (attention,) = [one for one in found if one.kind == "attention spelt out"]
+    assert attention.title.endswith("read them back, 2 times")
+    assert attention.calls == 2
+
+
 def test_an_optimizer_of_many_kernels_is_found_and_a_fused_one_is_not():
     found = kinds("Trained", backward=True)["many small optimizer kernels"]
     assert found.title.startswith("Adam runs ") and found.calls >= 8

@@ -156,12 +156,17 @@ def test_mistakes_in_the_target_text(tmp_path):
     assert "no file, module or built-in model is called 'nope'" in refused("nope")
 
 
+def test_a_model_that_the_file_imports_under_this_name(write):
+    file = write("from torch.nn import ReLU as Model\n" + INPUTS)
+    assert isinstance(targets.load(str(file)).callable, torch.nn.ReLU)
+
+
 def test_mistakes_in_the_file(write):
     assert "has no get_inputs()" in refused(write("def f(x):\n    return x\n"))
     assert "defines no public function" in refused(write("x = 1\n"))
     file = write("class Plain:\n    pass\nx = 3\n" + INPUTS)
     assert "'Plain' in mine.py is a class that is no nn.Module" in refused(f"{file}:Plain")
-    assert "'x' in mine.py is a int" in refused(f"{file}:x")
+    assert "'x' in mine.py is an int" in refused(f"{file}:x")
     raising = write("y = 1\n\nz = y / 0\n")
     assert "importing mine.py raised ZeroDivisionError: division by zero (mine.py:3)" in refused(
         raising

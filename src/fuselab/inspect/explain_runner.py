@@ -249,12 +249,16 @@ def _line_row(line: SourceLine) -> dict[str, Any]:
     return {"line": plain(line), "file": line.file, "line_number": line.line, "source": line.text}
 
 
+# What the text of a graph refers to.
+_IMPORTS = "import torch\nfrom torch import device, inf, nan  # noqa: F401\n\n\n"
+
+
 def _files(
     graphs: Sequence[CompiledGraph],
     dynamo_graphs: Sequence[str],
     kernel_us: dict[tuple[int, int], float],
 ) -> dict[str, str]:
-    files = {f"dynamo_graph_{i}.py": text for i, text in enumerate(dynamo_graphs)}
+    files = {f"dynamo_graph_{i}.py": f"{_IMPORTS}{text}" for i, text in enumerate(dynamo_graphs)}
     for graph in graphs:
         name = f"graph_{graph.index}_{graph.phase}"
         files[f"{name}.py"] = graph.code

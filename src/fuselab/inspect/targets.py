@@ -294,15 +294,18 @@ def _check_name(module: ModuleType, name: str) -> None:
     if not _is_target(getattr(module, name)):
         kind = type(getattr(module, name)).__name__
         kind = "class that is no nn.Module" if kind == "type" else kind
+        article = "an" if kind[0] in "aeiou" else "a"
         raise TargetError(
-            f"'{plain(name)}' in {file} is a {kind}; a TARGET is a function or an nn.Module."
+            f"'{plain(name)}' in {file} is {article} {kind}; a TARGET is a function or an "
+            "nn.Module."
         )
 
 
 def _only_callable(module: ModuleType, target: str) -> Any:
     public = _public_callables(module)
-    if "Model" in public:
-        return public["Model"]
+    named = getattr(module, "Model", None)  # also one that the file imports under this name
+    if _is_target(named):
+        return named
     if len(public) == 1:
         return next(iter(public.values()))
     file = plain(Path(_file_of(module)).name)

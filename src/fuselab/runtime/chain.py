@@ -107,7 +107,7 @@ class Chain:
         read: Sequence[tuple[Tensor, str]],
         written: Sequence[tuple[Tensor, str]],
     ) -> None:
-        """Launch the kernel, once; launch nothing if there are no rows.
+        """Launch the kernel, once; launch nothing if there is nothing to write.
 
         Args:
             rows: the sizes of the loops over rows by name, outermost first.
@@ -117,7 +117,7 @@ class Chain:
         """
         import triton.language as tl
 
-        if _numel(rows) == 0 or any(tensor.numel() == 0 for tensor, _ in written):
+        if all(tensor.numel() == 0 for tensor, _ in written):
             return
         swept = Sweep(rows, {}, list(read), list(written))
         tensors = [one for one in swept.tensors if one is not None]

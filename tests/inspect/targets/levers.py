@@ -13,6 +13,11 @@ def attends(x):
     return weights @ query
 
 
+def attends_twice(x):
+    """Two layers share the lines of their attention."""
+    return attends(x), attends(2.0 * x)
+
+
 def attends_in_one(x):
     """The same in one call."""
     query = x[:32].reshape(1, 8, 64, 64)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -175,6 +177,7 @@ def spelt_out_attention(search: Search) -> Iterator[Finding]:
     calls = search.calls
     last: dict[Storage, Call] = {}
     source: dict[int, Call | None] = {}  # which call wrote the largest tensor that a call reads
+    found: dict[Any, list[list[Call]]] = defaultdict(list)  # by the line, as layers share theirs
     for position, call in enumerate(calls):
         largest = max(call.reads, key=lambda storage: call.reads[storage], default=None)
         source[id(call)] = last.get(largest) if largest is not None else None
@@ -182,8 +185,10 @@ def spelt_out_attention(search: Search) -> Iterator[Finding]:
             before = _back_to_a_product(call, source)
             after = _forth_to_a_product(call, calls[position + 1 :])
             if before is not None and after is not None:
-                yield _attention(search, [*before, call, *after])
+                found[call.op.line].append([*before, call, *after])
         last.update(dict.fromkeys(call.writes, call))
+    for several in found.values():
+        yield _attention(search, several)
 
 
 def _is_product(call: Call) -> bool:
@@ -222,32 +227,34 @@ def _forth_to_a_product(call: Call, later: Sequence[Call]) -> list[Call] | None:
     return None
 
 
-def _attention(search: Search, between: Sequence[Call]) -> Finding:
-    members = {id(call.op) for call in between}
-    lines = {call.op.line for call in between}
-    softmax = next(call for call in between if call.op.name == "aten::_softmax")
-    backward = [
-        op
+def _attention(search: Search, several: Sequence[Sequence[Call]]) -> Finding:
+    """Return the finding of the attentions of one line, each the calls between its products."""
+    calls = [call for between in several for call in between]
+    members = {id(call.op): call for call in calls}
+    lines = {call.op.line for call in calls}
+    backward = {
+        id(op)
+        for between in several
         for op in search.details.ops
         if op.backward and op.line in lines and _is_backward_of(op, between)
-    ]
-    saved = sum(search.cost.get(member, 0.0) for member in members)
-    saved += sum(search.cost.get(id(op), 0.0) for op in backward)
-    size = sum(call.bytes for call in between)
-    spans = [span for span in search.spans if span.detail is softmax.op]
+    }
+    saved = sum(search.cost.get(member, 0.0) for member in {*members, *backward})
+    softmaxes = [call.op for call in calls if call.op.name == "aten::_softmax"]
+    spans = [span for span in search.spans if any(span.detail is op for op in softmaxes)]
     scores = max((made_bytes(span) for span in spans), default=0)
+    times = f", {len(several)} times" if len(several) > 1 else ""
     return search.finding(
         "attention spelt out",
         f"product, softmax and product write the {scores / 1e6:.3g} MB of scores to memory and "
-        "read them back",
+        f"read them back{times}",
         "F.scaled_dot_product_attention(query, key, value) computes the same in one kernel and "
         "never stores the scores; its scale=, attn_mask= and is_causal= take the place of the "
         "operators between.",
-        softmax.op.line,
+        softmaxes[0].line,
         saved,
-        1.0,
-        bytes_saved=size,
-        operators=tuple(call.op.name for call in between),
+        float(len(several)),
+        bytes_saved=sum(call.bytes for call in calls),
+        operators=tuple(call.op.name for call in several[0]),
     )
 
 
