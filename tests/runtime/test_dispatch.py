@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,7 +23,7 @@ from fuselab.errors import (
     DifferentiationError,
     UnsupportedError,
 )
-from fuselab.op import Implementation
+from fuselab.op import Case, FusedOp, Gradient, Implementation
 from fuselab.runtime import fallback
 from fuselab.runtime.dispatch import choose
 
@@ -324,6 +324,38 @@ def test_autocast_arguments_come_from_the_contract() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert function(*args).dtype == torch.float32
     assert function(*args).dtype == torch.bfloat16
+
+
+def product(one: Tensor, other: Tensor) -> Tensor:
+    return one @ other
+
+
+def product_gradient(
+    needs: Sequence[bool], grad_output: Tensor, one: Tensor, other: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    return torch.mm(grad_output, other.T), torch.mm(one.T, grad_output)
+
+
+def test_an_implementation_does_not_run_under_autocast() -> None:
+    """``FusedOp.autocast`` has cast the arguments; a product between launches must not cast again,
+    in the forward or in a backward that runs within autocast."""
+    op = FusedOp(
+        "dispatchtest::product",
+        product,
+        {"plain": Implementation("cpu", torch.mm, product_gradient)},
+        cases=[Case.normal([(2, 3), (3, 4)])],
+        gradient=Gradient(lambda output, one, other: (one, other), product_gradient),
+    )
+    function = fuselab.operator(op)
+    one, other = torch.full((2, 3), 1 + 2.0**-12), torch.ones(3, 4)
+    leaves = one.requires_grad_(), other.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = function(*leaves, implementation="plain")
+        grads = torch.autograd.grad(output, leaves, torch.full((2, 4), 1 + 2.0**-12))
+    assert output.dtype == torch.float32
+    assert output.tolist() == [[3 + 3 * 2.0**-12] * 4] * 2
+    assert [grad.dtype for grad in grads] == [torch.float32] * 2
+    assert grads[0].tolist() == [[4 + 4 * 2.0**-12] * 3] * 2
 
 
 def test_a_tensor_that_outlived_its_torch_func_transform_has_a_gradient() -> None:

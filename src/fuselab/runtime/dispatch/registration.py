@@ -175,7 +175,8 @@ class Registration:
             if chosen != "reference":
                 try:
                     with rehearsal.Forward(op, chosen, arguments):
-                        returned = op.implementations[chosen].forward(*op.arranged(recording.args))
+                        forward = op.implementations[chosen].forward
+                        returned = without_autocast(forward, op.arranged(recording.args))
                     outputs = op.returned_by_forward(returned)
                     recording.finish(_single_or_tuple(outputs))
                     return _single_or_tuple(unlike(outputs, arguments))
@@ -212,7 +213,7 @@ class Registration:
                 if chosen != "reference":
                     try:
                         with rehearsal.Forward(op, chosen, arguments):
-                            op.implementations[chosen].forward(*recording.args)
+                            without_autocast(op.implementations[chosen].forward, recording.args)
                         recording.finish(())
                         return
                     except BuildError as error:
@@ -287,7 +288,7 @@ class Registration:
                     launch_recording.record(self.backward_id, name, arguments) as recording,
                     rehearsal.Backward(op, candidate, arguments),
                 ):
-                    grads = implementation.backward(*op.arranged(recording.args))
+                    grads = without_autocast(implementation.backward, op.arranged(recording.args))
                     recording.finish(grads)
                 return unlike(grads, arguments)
             except BuildError as error:
