@@ -329,6 +329,58 @@ def test_brackets_decide_also_beside_the_nan_of_an_input() -> None:
         assert f"column {place} is" in str(bar.judge([ours])[0].problem)
 
 
+def rows_seen(values: Sequence[Any]) -> list[Tensor]:
+    """Return the means of the rows up to each, as products with a triangle of weights."""
+    (x,) = values
+    weights = torch.ones(len(x), len(x), dtype=x.dtype).tril()
+    return [weights / weights.sum(-1, keepdim=True) @ x]
+
+
+def test_what_does_not_depend_on_a_nan_is_a_number() -> None:
+    """Row 0 does not see row 2, of which eager takes 0 times NaN; row 2 does."""
+    x = t([0.1, 0.7], [0.4, 0.3], [math.nan, math.inf])
+    bar = Bar(rows_seen, [x], ["output"])
+    assert bar.eager[0][:2].isnan().all()
+    ours = torch.stack([x[0], (x[0] + x[1]) / 2, x[2]])
+    assert bar.judge([ours])[0].problem is None
+    for row, column, wrong in ((0, 0, 0.1001), (1, 1, 0.0), (2, 0, 0.4), (2, 1, 0.4)):
+        found = ours.clone()
+        found[row, column] = wrong
+        assert f"row {row}" in str(bar.judge([found])[0].problem)
+
+
+@pytest.mark.parametrize("function", [torch.amax, torch.amin, torch.nanmedian, torch.nansum])
+def test_a_maximum_depends_on_a_nan(function: Any) -> None:
+    """That a NaN, replaced by some number, would not have decided is no reason to drop it."""
+    eager = {torch.nanmedian: torch.median, torch.nansum: torch.sum}.get(function, function)
+    dims = () if function in (torch.nanmedian, torch.nansum) else (-1,)
+    x = t([1.0, 2.0, 9.0, math.nan, 4.0])
+    bar = Bar(lambda values: [eager(values[0], *dims)], [x], ["output"])
+    (found,) = bar.judge([function(x.nan_to_num(nan=3.0), *dims)])
+    assert "eager gives nan" in str(found.problem)
+
+
+def loss_by_branches(values: Sequence[Any]) -> list[Tensor]:
+    x = values[0].detach().requires_grad_()
+    losses = torch.where(x.abs() <= 0.5, 0.5 * x * x, 0.5 * (x.abs() - 0.25))
+    return [losses.detach(), *torch.autograd.grad(losses.sum(), x)]
+
+
+def test_a_gradient_may_be_its_limit_where_eagers_branch_is_lost() -> None:
+    """0 times the slope of the branch that is not taken, which is infinite, is eager's NaN."""
+    x = t([math.inf, -math.inf, 2.0, math.nan])
+    bar = Bar(loss_by_branches, [x], ["output", "gradient of x"])
+    assert bar.eager[1].isnan().tolist() == [[True, True, False, True]]
+    output, right = bar.eager[0], x.clamp(-0.5, 0.5)
+    assert [found.problem for found in bar.judge([output, right])] == [None, None]
+    for place, wrong in ((0, 0.0), (1, 0.5), (3, 0.0)):
+        ours = right.clone()
+        ours[0, place] = wrong
+        assert "row 0" in str(bar.judge([output, ours])[1].problem)
+    hidden = torch.where(x.isinf(), 7.0, output)
+    assert bar.judge([hidden, right])[0].problem
+
+
 def sum_of_rows(values: Sequence[Any]) -> list[Tensor]:
     return [values[0].sum(-1, keepdim=True)]
 
@@ -456,3 +508,29 @@ def test_a_product_may_overflow_on_the_way_in_float32(third: float, is_right: bo
     assert bar.eager[0] is not None and bar.eager[0].tolist()[0][1] == math.inf
     (judgement,) = bar.judge([torch.tensor([[1e30, math.inf, third]])])
     assert (judgement.problem is None) is is_right
+
+
+def attention_and_gradient(values: Sequence[Any]) -> list[Tensor]:
+    query, key, value, upstream = values
+    query = query.detach().requires_grad_()
+    output = torch.softmax(query @ key.mT * 0.3, -1) @ value
+    return [output.detach(), *torch.autograd.grad(output, query, upstream)]
+
+
+@pytest.mark.parametrize(("coarse", "is_right"), [(False, True), (True, False)])
+def test_an_attention_takes_the_sum_of_its_gradient_from_its_output(
+    coarse: bool, is_right: bool
+) -> None:
+    """The roundings of the product cancel where the sum is taken of the product itself, as eager
+    does, and not where it is taken of the output. An output of 16 bits is too coarse for it."""
+    generator = torch.Generator().manual_seed(21)
+    drawn = (torch.randn(24, 2, 21, generator=generator) * 3 for _ in range(4))
+    query, key, value, upstream = drawn
+    bar = Bar(attention_and_gradient, [query, key, value, upstream], ["output", "gradient of q"])
+    weights = torch.softmax(query @ key.mT * 0.3, -1)
+    output = weights @ value
+    along = (upstream * (output.bfloat16().float() if coarse else output)).sum(-1, keepdim=True)
+    gradient = weights * (upstream @ value.mT - along) * 0.3 @ key
+    found = bar.judge([output, gradient])
+    assert found[0].problem is None
+    assert (found[1].problem is None) is is_right

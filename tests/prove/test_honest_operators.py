@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from honest_operators import norms_and_losses, scans_and_products, sums_in_order
+from honest_operators import masked_and_ignored, norms_and_losses, scans_and_products, sums_in_order
 
 from fuselab.op import FusedOp
 from fuselab.prove import check_group
 from fuselab.prove.check import check
 
 OPERATORS = (
+    *masked_and_ignored.OPERATORS,
     *norms_and_losses.OPERATORS,
     *scans_and_products.OPERATORS,
     *sums_in_order.OPERATORS,
@@ -20,6 +21,7 @@ OPERATORS = (
 # The checks that judge numbers, and how many trials of each.
 TRIALS = {"cases": 1, "values": 33, "mixture": 12, "layouts": 12, "autocast": 2}
 TRIALS |= {"gradients": 15, "upstream overflow": 8, "summed": 4, "second derivative": 4}
+TRIALS |= {"gradcheck": 6}
 
 
 @pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.short_name)

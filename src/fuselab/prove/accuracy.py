@@ -52,6 +52,7 @@ intermediate results show.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,13 @@ from fuselab.op import tensors_in
 from fuselab.prove.arguments import copy_of_storage, mapped
 from fuselab.prove.definitions import Composed
 from fuselab.prove.rounding import Rounded, steps
-from fuselab.prove.special_values import Others, misplaced
+from fuselab.prove.special_values import (
+    Others,
+    free_numbers,
+    limits,
+    misplaced,
+    without_specials,
+)
 from fuselab.runtime.dispatch.overlap import overlaps_itself
 
 FACTOR = 4.0
@@ -422,14 +429,40 @@ class Bar:
         calm: Sequence[Tensor | None] = self.exact
         if any(bool(value.isnan().any()) for value in tensors_in(self.values)):
             calm = self.evaluate(mapped(_without_nan, mapped(upcast, self.values)))
+        self.free = self._free_numbers()
         truth = list(self.exact)
-        for place, found in enumerate(zip(composed, calm, narrow, strict=True)):
+        for place, found in enumerate(zip(composed, calm, narrow, self.free, strict=True)):
             exact = truth[place]
             if exact is not None and all(one is not None for one in found):
                 others = self.others[place] = Others(*(one for one in found if one is not None))
                 truth[place] = others.completed(exact)
         for place, error in enumerate(_errors(narrow, truth)):
             self._allow(place, error)
+        self.has_free = any(
+            free is not None and exact is not None and bool((exact.isnan() & free.isfinite()).any())
+            for free, exact in zip(self.free, self.exact, strict=True)
+        )
+
+    def _free_numbers(self) -> Sequence[Tensor | None]:
+        """Return the numbers of every result that do not depend on NaN and infinities of the
+        inputs, where float64 gives NaN; of gradients also those to which they tend as the
+        infinities grow."""
+        blank = [
+            None if exact is None else torch.full_like(exact, math.nan, dtype=torch.float64)
+            for exact in self.exact
+        ]
+        lost = [exact is not None and bool(exact.isnan().any()) for exact in self.exact]
+        if not any(lost) or all(map(_is_finite, tensors_in(self.values))):
+            return blank
+        values = mapped(upcast, self.values)
+        free = list(free_numbers(self.evaluate, values))
+        is_gradient = [name.startswith("gradient of ") for name in self.names]
+        if any(map(operator.and_, lost, is_gradient)):
+            for place, limit in enumerate(limits(self.evaluate, values)):
+                known = free[place]
+                if is_gradient[place] and limit is not None and known is not None:
+                    free[place] = torch.where(known.isnan(), limit, known)
+        return free
 
     def _allow(self, place: int, *errors: Tensor | None) -> None:
         """Raise eager's error on each row to the largest of ``errors``."""
@@ -472,9 +505,11 @@ class Bar:
         copy = mapped(move, self.values)
         exact, on_copy = self.evaluate_all([mapped(upcast, copy), copy])
         is_double = any(map(_is_float64, self.eager))
+        seed = int(torch.randint(1 << 40, (), generator=generator, device=generator.device))
+        unit = torch.finfo(torch.float64 if is_double else torch.float32).eps
         moved, jumps = self.evaluate_rounded(
-            int(torch.randint(1 << 40, (), generator=generator, device=generator.device)),
-            torch.finfo(torch.float64 if is_double else torch.float32).eps,
+            seed,
+            unit,
             alike,
             mapped(lambda value: rerounded(value, generator, alike), self.values),
         )
@@ -484,8 +519,28 @@ class Bar:
             for other in found:
                 if agreed is not None and ours is not None and other is not None:
                     agreed |= ours == other.to(ours.device)
+        if self.has_free:
+            self._measure_free(generator, how, seed, unit)
         measured = _errors(on_copy, exact), _errors(moved, self.exact), self._float32_error(move)
         for place, errors in enumerate(zip(*measured, strict=True)):
+            self._allow(place, *errors)
+
+    def _measure_free(self, generator: torch.Generator, how: str, seed: int, unit: float) -> None:
+        """Measure eager's error, and the effect of one more rounding, on a copy with numbers in the
+        place of NaN and infinities, at the elements that do not depend on them."""
+        calm = without_specials(
+            mapped(lambda value: nudged(value, generator, how), self.values), "ones"
+        )
+        exact, on_copy = self.evaluate_all([mapped(upcast, calm), calm])
+        rounded = mapped(lambda value: rerounded(value, generator), calm)
+        moved, _ = self.evaluate_rounded(seed, unit, False, rounded)
+        truths = [
+            None if one is None or free is None else torch.where(free.isfinite(), one, math.nan)
+            for one, free in zip(exact, self.free, strict=True)
+        ]
+        for place, errors in enumerate(
+            zip(_errors(on_copy, truths), _errors(moved, truths), strict=True)
+        ):
             self._allow(place, *errors)
 
 
@@ -510,6 +565,10 @@ def _without_nan(value: Any) -> Any:
     if not (isinstance(value, Tensor) and value.is_floating_point()):
         return value
     return torch.where(value.isnan(), 1.0, value.detach()).requires_grad_(value.requires_grad)
+
+
+def _is_finite(value: Tensor) -> bool:
+    return not value.is_floating_point() or bool(value.isfinite().all())
 
 
 def _is_moderate(value: Tensor) -> bool:

@@ -110,11 +110,15 @@ class Rounded(TorchDispatchMode):
         self.unit, self.seed, self.alike, self.jumps = unit, seed, alike, False
         self.definitions = _all_definitions()
         self.least = 2.0**-149 if unit > 2.0**-52 else 2.0**-1074
+        # Of every product: itself, so that its memory is not used again, and its rounding's size.
+        self.products: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is _aten._softmax_backward_data.default:
+            return self._softmax_backward(*args, **kwargs)
         definition = self.definitions.get(func)
         if definition is not None:
             with self:
@@ -130,10 +134,33 @@ class Rounded(TorchDispatchMode):
         if func.overloadpacket in _EXACT:
             return found
         if isinstance(found, Tensor):
-            return self._moved(found, self._factor(func, args, kwargs, found), schema.is_mutable)
+            size = self._factor(func, args, kwargs, found)
+            moved = self._moved(found, size, schema.is_mutable)
+            if size is not None and func.overloadpacket in _PRODUCTS:
+                self.products[_memory_of(moved)] = moved, size
+            return moved
         if isinstance(found, (tuple, list)) and not schema.is_mutable:
             return type(found)(self._moved(one, None, False) for one in found)
         return found
+
+    def _softmax_backward(
+        self, grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+    ) -> Tensor:
+        """Return what aten._softmax_backward_data does.
+
+        Where the upstream gradient is a product, as in an attention, a kernel computes the sum of
+        upstream gradients times outputs from the attention's output (Dao 2023, section 3.1): the
+        roundings of the product's sums do not cancel there, so the sum moves by them.
+        """
+        with self:
+            terms = grad_output * output
+            total = terms.sum(dim, keepdim=True)
+        product, size = self.products.get(_memory_of(grad_output), (None, None))
+        if product is not None and size is not None and product.numel() == grad_output.numel():
+            size = (size.reshape(grad_output.shape) * output.abs()).sum(dim, keepdim=True)
+            total = self._moved(total, size, False)
+        with self:
+            return (terms - output * total).to(input_dtype)
 
     def _moved(self, value: Any, size: Tensor | None, in_place: bool) -> Any:
         """Return ``value`` moved by at most ``unit`` of itself, or of ``size``; zeros, infinities
@@ -176,6 +203,10 @@ class Rounded(TorchDispatchMode):
             root = (one.square() @ other.square()).sqrt()
             return torch.maximum(found.abs(), _rounding_of(one.shape[-1], one @ other, root))
         return None
+
+
+def _memory_of(value: Tensor) -> int:
+    return value.untyped_storage().data_ptr()
 
 
 def _can_jump(func: Any, args: Sequence[Any], kwargs: dict[str, Any], found: Any) -> bool:
