@@ -17,6 +17,7 @@ from comparing import compare
 from cuda_on_cpu import Emulator
 from torch import Tensor
 
+import fuselab
 from fuselab.ejection.eject import eject
 from fuselab.ejection.package import planned_package
 from fuselab.prove.load import load_op
@@ -232,6 +233,33 @@ def test_cpp(function: Callable[..., Any], folders: Callable[[Any], Path]) -> No
     op = load_op(str(folders(function)))
     cpp = op.implementations["cpp"]
     compare(op, cpp.forward, cpp.backward, arguments(function))
+
+
+def test_formulas_take_layouts_that_the_example_has_not(tmp_path: Path) -> None:
+    """What is a view of a contiguous example is a copy of a transposed tensor, and PyTorch's group
+    norm refuses one that is neither contiguous nor in channels-last order."""
+    shapes = ((2, 8, 16, 16), (8,), (8,))
+    generator = torch.Generator().manual_seed(3)
+    x, weight, bias = (torch.randn(one, generator=generator).double() for one in shapes)
+    op = load_op(str(eject(group_norm_silu, x, weight, bias, out=tmp_path / "normed")))
+    function = fuselab.operator(op)
+    assert op.residuals is not None
+    odd = x[:1, :, :2, :2].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)[:, ::2]
+    scale, shift = weight[::2], bias[::2]
+    for given in ((x.transpose(2, 3), weight, bias), (odd, scale, shift)):
+        leaves = [one.detach().requires_grad_() for one in given]
+        op.residuals(*given)
+        found, exact = (
+            torch.autograd.grad(
+                torch.autograd.grad(y.square().sum(), leaves[0], create_graph=True)[0].sum(),
+                leaves,
+                allow_unused=True,
+            )
+            for y in (function(*leaves), group_norm_silu(*leaves))
+        )
+        for one, right in zip(found, exact, strict=True):
+            if right is not None:
+                torch.testing.assert_close(one, right, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize(

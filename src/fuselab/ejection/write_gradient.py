@@ -25,6 +25,11 @@ aten = torch.ops.aten
 # Autograd's own markers; with them the formulas would have no derivative.
 _MARKERS = (aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default)
 _OMITTED = ("pin_memory", "layout")
+# The arguments that have to be contiguous: torch.nn.functional sees to it, the operator refuses.
+_CONTIGUOUS = {
+    aten.native_group_norm.default: (0,),
+    aten.native_group_norm_backward.default: (0, 1),
+}
 
 
 def gradient_text(package: Package) -> str:
@@ -191,9 +196,13 @@ def _call(node: fx.Node, names: Mapping[Any, str], sizes: Sizes) -> str:
         for key, value in node.kwargs.items()
         if key not in _OMITTED
     ]
+    for place in _CONTIGUOUS.get(target, ()):
+        arguments[place] += ".contiguous()"
     if target is KEPT:
         return f"dropout_mask({', '.join(arguments)})"
     name = str(target)
+    if target in (aten.view.default, aten._unsafe_view.default):
+        name = "aten.reshape.default"  # of the example a view, of another layout a copy
     return f"{name if name.startswith('aten.') else f'torch.ops.{name}'}({', '.join(arguments)})"
 
 

@@ -40,7 +40,7 @@ def gradient(
     mul_24 = aten.mul.Tensor(grad_normed, mul_16)
     mul_25 = aten.mul.Tensor(grad_normed, weight)
     sum_1 = aten.sum.dim_IntList(mul_24, [0, 1], True)
-    view = aten.view.default(sum_1, [width])
+    view = aten.reshape.default(sum_1, [width])
     mul_26 = aten.mul.Tensor(mul_25, add)
     mul_27 = aten.mul.Tensor(mul_25, rsqrt)
     sum_2 = aten.sum.dim_IntList(mul_26, [2], True)
