@@ -194,7 +194,7 @@ def threads_agree(subject: Subject, trial: Trial) -> Outcome:
 
 def every_mode_agrees(subject: Subject, trial: Trial) -> Outcome:
     """Judge the output under no_grad and inference_mode, also where the inputs need a gradient or
-    were made in inference mode; with other numbers of threads, and with another default dtype."""
+    were made in inference mode; and in each of ``_OF_A_BACKWARD``."""
     bar = subject.bar(trial.args)
     needing = mapped(_needing, trial.args)
     outcome = Outcome()
@@ -205,9 +205,7 @@ def every_mode_agrees(subject: Subject, trial: Trial) -> Outcome:
         ("torch.inference_mode()", needing, False, " of inputs that need a gradient"),
         ("torch.inference_mode()", trial.args, True, " of inputs made in it"),
         ("torch.enable_grad()", trial.args, True, " of inputs made in inference mode"),
-        ("torch.set_num_threads(1)", trial.args, False, ""),
-        ("torch.set_num_threads(3)", trial.args, False, ""),
-        ("torch.set_default_dtype(torch.float64)", trial.args, False, ""),
+        *((mode, trial.args, False, "") for mode in _OF_A_BACKWARD),
     ):
         for results in subject.candidate.ask(under_mode, mode, in_inference, list(args)):
             outcome = judged(bar, results, after=f" under {mode}{which}")
@@ -217,7 +215,7 @@ def every_mode_agrees(subject: Subject, trial: Trial) -> Outcome:
 
 
 def _every_backward_agrees(subject: Subject, trial: Trial) -> Outcome:
-    """Judge the gradients with other numbers of threads, and with another default dtype."""
+    """Judge the gradients in each of ``_OF_A_BACKWARD``."""
     places, upstream = subject.differentiable(trial.args), subject.upstream(trial)
     bar, _ = call_bar(subject, trial, upstream)
     outcome = Outcome()
@@ -233,6 +231,9 @@ _OF_A_BACKWARD = (
     "torch.set_num_threads(1)",
     "torch.set_num_threads(3)",
     "torch.set_default_dtype(torch.float64)",
+    "gc.disable()",
+    "a profiler",
+    "torch.autograd.set_detect_anomaly(True)",
 )
 
 
@@ -273,7 +274,8 @@ CHECKS = (
         non_empty=True,
         shrink_tries=0,
     ),
-    # With gradients, without, in inference mode; other threads, another default dtype.
+    # With gradients, without, in inference mode; other threads, another default dtype; without
+    # Python's garbage collector, under a profiler, in anomaly mode.
     Check(
         "modes", every_mode_agrees, quick=3, full=12, max_numel=1024, non_empty=True, shrink_tries=8
     ),

@@ -4,10 +4,12 @@ without gradients."""
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import math
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -193,6 +195,50 @@ def follows_the_default_dtype(device: str) -> FusedOp:
         return output.copy_(honest.computed(input, bias, scale))
 
     return make_op("follows_the_default_dtype", device, forward)
+
+
+def zeros_where(name: str, device: str, is_on: Callable[[], bool], backward: bool) -> FusedOp:
+    """Return the honest operator, whose forward or ``backward`` gives zeros while ``is_on()``."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        return torch.zeros_like(output) if is_on() and not backward else output
+
+    def gradients(*args: Any) -> Any:
+        grads = honest.backward(*args)
+        return tuple(
+            torch.zeros_like(grad) if grad is not None and is_on() and backward else grad
+            for grad in grads
+        )
+
+    return make_op(name, device, forward, gradients)
+
+
+@caught_by("modes")
+def wrong_without_a_collector(device: str) -> FusedOp:
+    """Frees its scratch by a cycle that the garbage collector breaks, as training loops that
+    collect by hand never let it."""
+    is_on = lambda: not gc.isenabled()  # noqa: E731
+    return zeros_where("wrong_without_a_collector", device, is_on, backward=False)
+
+
+@caught_by("modes")
+def backward_wrong_without_a_collector(device: str) -> FusedOp:
+    is_on = lambda: not gc.isenabled()  # noqa: E731
+    return zeros_where("backward_wrong_without_a_collector", device, is_on, backward=True)
+
+
+@caught_by("modes")
+def wrong_under_a_profiler(device: str) -> FusedOp:
+    """Runs another kernel while it is watched, which its author never looked at."""
+    is_on = torch.autograd._profiler_enabled
+    return zeros_where("wrong_under_a_profiler", device, is_on, backward=False)
+
+
+@caught_by("modes")
+def backward_wrong_in_anomaly_mode(device: str) -> FusedOp:
+    is_on = torch.is_anomaly_enabled
+    return zeros_where("backward_wrong_in_anomaly_mode", device, is_on, backward=True)
 
 
 @caught_by("modes")
