@@ -129,6 +129,16 @@ def test_its_own_check_catches_a_wrong_operator(
     assert report.groups[0].failures[0].repeat_command
 
 
+@pytest.mark.parametrize("exhibit", wrong_sizes.ONE_SIZE, ids=lambda exhibit: exhibit.name)
+def test_a_full_check_finds_a_size_that_is_wrong(
+    exhibit: Exhibit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sizes,) = (known for known in check_group.CHECKS if known.name == "sizes")
+    monkeypatch.setattr(check_group, "CHECKS", (replace(sizes, shrink_tries=2),))
+    report = check(exhibit.build("cpu"), dtype=torch.float32, seed=0, device="cpu")
+    assert report.failed_checks() == {"sizes"}
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_honest_operator_passes(device: str) -> None:
     report = check(

@@ -180,6 +180,26 @@ def mixed_dtypes_are_right(subject: Subject, trial: Trial) -> Outcome:
     return _taken_is_right(subject, trial, args, f" with {names[place]} in {dtype_name(dtype)}")
 
 
+def other_floats_are_right(subject: Subject, trial: Trial) -> Outcome:
+    """Judge calls whose floats neither 16 bits nor float32 hold, next to those that were drawn: a
+    kernel that rounds them is right for 0.5 and wrong for 0.1.
+
+    Each moves towards 0, so that a share or a probability stays one.
+    """
+    part = (1 + 2 * trial.draw.below(8)) * 2.0**-12 + 2.0**-31
+    args = [value * (1 - part) if isinstance(value, float) else value for value in trial.args]
+    numbers = (value for value in trial.args if isinstance(value, float))
+    if not any(value and math.isfinite(value) for value in numbers):
+        return Outcome(untried=True)
+    shown = zip(subject.op.parameters, args, strict=True)
+    floats = ", ".join(f"{name}={value!r}" for name, value in shown if isinstance(value, float))
+    return _taken_is_right(subject, trial, args, f" with {floats}")
+
+
+def _takes_floats(subject: Subject) -> tuple[Verdict, str] | None:
+    return None if subject.op.float_parameters else (Verdict.SKIPPED, "it takes no float")
+
+
 def other_dimensions_are_right(subject: Subject, trial: Trial) -> Outcome:
     """Judge calls on tensors of four dimensions and more, and of none: they are refused, or right.
 
@@ -353,6 +373,16 @@ CHECKS = (
     ),
     # One tensor in another dtype than the others.
     Check("mixed dtypes", mixed_dtypes_are_right, quick=4, full=12, max_numel=512),
+    # Floats that 16 bits do not hold, nor float32.
+    Check(
+        "other floats",
+        other_floats_are_right,
+        quick=3,
+        full=12,
+        max_numel=256,
+        applies=_takes_floats,
+        non_empty=True,
+    ),
     # More dimensions than the operator draws, and none.
     Check("dimensions", other_dimensions_are_right, quick=2, full=8, max_numel=256, once=True),
     # Infinities, NaN and overflow in the upstream gradient.

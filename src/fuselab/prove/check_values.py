@@ -5,7 +5,7 @@ from __future__ import annotations
 from fuselab.op import tensors_in
 from fuselab.prove.arguments import tensor_names
 from fuselab.prove.asked_calls import in_rows, joined, with_gradients
-from fuselab.prove.draw import FAR_LAYOUTS, LAYOUTS, VALUES
+from fuselab.prove.draw import FAR_LAYOUTS, LAYOUTS, SWEPT, VALUES
 from fuselab.prove.held import results
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
@@ -22,8 +22,13 @@ def output_is_right(subject: Subject, trial: Trial) -> Outcome:
     return judged(bar, subject.results(*trial.args))
 
 
-def far_strides_are_followed(subject: Subject, trial: Trial) -> Outcome:
-    """Judge the output, and every gradient under an upstream gradient of such strides too."""
+def all_is_right(subject: Subject, trial: Trial) -> Outcome:
+    """Judge the output and every gradient, under an upstream gradient that is drawn alike.
+
+    Where sizes are swept, a draw of too few dimensions has no meaning.
+    """
+    if not trial.draw.reaches_its_size:
+        return Outcome(untried=True)
     bar, asked = call_bar(subject, trial)
     return judged(bar, subject.candidate.ask(*asked))
 
@@ -71,6 +76,17 @@ CHECKS = (
     Check("cases", output_is_right, source="cases"),
     # Any size, also one that no block divides.
     Check("shapes", output_is_right, quick=40, full=200, turns=True),
+    # Sizes of a long list, one after the other.
+    Check(
+        "sizes",
+        all_is_right,
+        quick=4,
+        full=2 * len(SWEPT),
+        turns=True,
+        swept=True,
+        non_empty=True,
+        shrink_tries=12,
+    ),
     # Above 2^12, 2^16, 2^17 and 2^20 elements: many rows, wide rows.
     Check("large", large_is_right, quick=4, full=24, turns=True, large=True, shrink_tries=4),
     # The same with strides and with special values.
@@ -111,7 +127,7 @@ CHECKS = (
     # Strides that 16 bits do not hold.
     Check(
         "far strides",
-        far_strides_are_followed,
+        all_is_right,
         layouts=FAR_LAYOUTS,
         quick=8,
         full=24,

@@ -31,6 +31,15 @@ _SIZES: tuple[int, ...] = (
 # end at 65535, and sums that are split. Each is exceeded by the sizes drawn for it.
 LARGE = (1 << 12, 1 << 16, 1 << 17, 1 << 20)
 _SMALL = (1, 2, 3, 5, 7)
+# Sizes for which kernels have a path of their own: all small ones, those around powers of two and
+# around multiples of 1000.
+SWEPT = tuple(
+    sorted(
+        {*range(1, 130)}
+        | {(1 << bits) + step for bits in range(7, 14) for step in range(-4, 5)}
+        | {1000 * number + step for number in range(1, 11) for step in (-1, 0, 1)}
+    )
+)
 
 LAYOUTS = (
     "contiguous",
@@ -98,7 +107,8 @@ class RecordedDraw:
     Where ``large`` inputs have values in turn, their sizes and layouts are left to chance.
     ``large`` makes one drawn size exceed a number of ``LARGE`` (of the last one, the product of
     the sizes does), and the others small; of the first ``large`` numbers one is taken, and no size
-    exceeds ``largest_size``. With ``small``, all sizes are below 10.
+    exceeds ``largest_size``. With ``small``, all sizes are below 10. With ``swept``, one size is of
+    ``SWEPT``, and the others are small.
     """
 
     device: torch.device
@@ -113,6 +123,7 @@ class RecordedDraw:
     small: bool = False
     large: int = 0
     largest_size: int = 1 << 30
+    swept: bool = False
     choices: list[int] = field(default_factory=list)
     # indices into ``choices`` of the numbers that seed values
     seeds: list[int] = field(default_factory=list)
@@ -123,6 +134,7 @@ class RecordedDraw:
     _sizes: int = 0
     target: int = 0
     _large_place: int = 0
+    _swept_size: int = 0
 
     def __post_init__(self) -> None:
         if self.large:
@@ -132,6 +144,17 @@ class RecordedDraw:
                 place = (self.turn + self.turn // self.large) % 3
                 self.choices[-2:] = [number, place]
             self.target, self._large_place = LARGE[number], place
+        if self.swept:
+            number, place = self.below(len(SWEPT)), self.below(3)
+            if self.turn is not None and self.replay is None:
+                number, place = self.turn % len(SWEPT), self.turn // len(SWEPT) % 3
+                self.choices[-2:] = [number, place]
+            self._swept_size, self._large_place = SWEPT[number], place
+
+    @property
+    def reaches_its_size(self) -> bool:
+        """Whether so many sizes were drawn that the swept one is among them, or none is swept."""
+        return not self._swept_size or self._sizes > self._large_place
 
     def state(self) -> dict[str, Any]:
         """Return what was drawn so far, as plain values for ``resumed``."""
@@ -145,11 +168,12 @@ class RecordedDraw:
             "_sizes": self._sizes,
             "target": self.target,
             "_large_place": self._large_place,
+            "_swept_size": self._swept_size,
         }
 
     def resumed(self, state: Mapping[str, Any]) -> RecordedDraw:
         """Return this draw as another process left it, ready to draw on."""
-        return replace(self, **{**state, "large": 0})  # its place was drawn
+        return replace(self, **{**state, "large": 0, "swept": False})  # their places were drawn
 
     def below(self, bound: int) -> int:
         """Draw an integer in [0, bound) and record it; 0 is the simplest."""
@@ -170,6 +194,8 @@ class RecordedDraw:
         range that is left; the product of all sizes stays within ``max_numel``."""
         if self.target:
             return self._large_size()
+        if self._swept_size:
+            return self._next_to_a_swept_size()
         room = self.max_numel // max(self._product, 1)
         if self.small:
             room = min(room, 9)
@@ -216,6 +242,15 @@ class RecordedDraw:
             size = self.target // max(others, 1) + 1 + self.below(64)
         if self.largest_size < 1 << 30:  # few elements too, for each may be a program's
             size = max(1, min(size, self.largest_size, 2 * self.target // max(self._product, 1)))
+        self._sizes += 1
+        self._product *= max(size, 1)
+        return size
+
+    def _next_to_a_swept_size(self) -> int:
+        """Draw a small dimension, or at its place return the one that is swept."""
+        size = _SMALL[:3][self.below(3)]
+        if self._sizes == self._large_place:
+            size = min(self._swept_size, self.largest_size, self.max_numel)
         self._sizes += 1
         self._product *= max(size, 1)
         return size

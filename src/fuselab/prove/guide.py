@@ -6,8 +6,16 @@ PAGE = "docs/check.md"
 
 _CHECKS = {
     "A value misses the bar": (
-        *("cases", "shapes", "large", "large mixture", "values", "precision", "mixture"),
-        *("other dtypes", "mixed dtypes", "dimensions", "whole", "huge", "deterministic mode"),
+        *("cases", "shapes", "sizes", "large", "large mixture", "values", "precision", "mixture"),
+        *(
+            "other dtypes",
+            "mixed dtypes",
+            "other floats",
+            "dimensions",
+            "whole",
+            "huge",
+            "deterministic mode",
+        ),
     ),
     "Strides and shared memory": ("layouts", "strides", "far strides", "aliases", "shared memory"),
     "Memory that is not written, or not its own": (

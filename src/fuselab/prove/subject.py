@@ -23,6 +23,7 @@ from fuselab.prove.held import End, Held, Here, RemoteError, results, said
 from fuselab.prove.outputs import floating, output_names
 
 _INTERPRETED_SIZE = 1900  # the interpreter takes 0.6 ms per program, of which a row may be one
+_INTERPRETED_SWEEP = 130  # all small sizes, whatever programs are made of them
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ class Subject:
         turn: int | None = None,
         large: bool = False,
         small: bool = False,
+        swept: bool = False,
     ) -> Trial | None:
         """Draw one trial, or return None where the reference or the implementation refuses it.
 
@@ -170,6 +172,8 @@ class Subject:
         below 10.
         """
         most = min(max_numel or self.max_numel, self.max_numel)
+        if swept and self.interpreted:
+            most = _INTERPRETED_SWEEP
         options: dict[str, Any] = {
             "device": self.device,
             "dtype": self.dtype,
@@ -179,6 +183,7 @@ class Subject:
             "max_numel": 2 * LARGE[-1] if large else most,
             "turn": turn,
             "small": small,
+            "swept": swept,
             "large": 0 if not large else 1 if self.interpreted else len(LARGE),
             "largest_size": _INTERPRETED_SIZE if self.interpreted else 1 << 30,
         }

@@ -51,7 +51,8 @@ class Check:
     trials. ``applies(subject)`` returns None, or a verdict and the reason why the check cannot be
     made. ``source`` is where trials come from; ``shrink_tries`` bounds the search for the smallest
     failing case. With ``once``, --quick makes the check in the first dtype only. With ``turns``,
-    layouts and values are taken in turn instead of by chance. With ``non_empty``, inputs without
+    layouts and values are taken in turn instead of by chance. With ``swept``, one size is of a long
+    list, which is taken in turn, or with --quick by chance. With ``non_empty``, inputs without
     elements are drawn anew, and those of which none has ``least_numel`` elements.
     """
 
@@ -71,11 +72,13 @@ class Check:
     least_numel: int = 0
     large: bool = False
     deep: bool = False
+    swept: bool = False
 
 
 _COPIES_OF_A_SEARCH = 4
 _TRIES_AFTER_A_DEATH = 12  # each starts a process, which takes up to a second
 _WIDE_DRAWS = 6  # after so many, a large trial may have short rows
+_DRAWS_OF_A_SIZE = 4
 _DRAWS = 20  # how often a trial of a ``non_empty`` check is drawn anew
 LEAST_SHARE = 0.25  # the share of a check's trials that is run even after its time has ended
 
@@ -179,16 +182,18 @@ def _trials(subject: Subject, check: Check, case: str | None) -> Any:
 def _drawn(subject: Subject, check: Check, index: int) -> Trial | None:
     """Draw the trial with this index, anew where it does not suit the check."""
     trial = None
-    for again in range(_DRAWS if check.non_empty or check.large or check.deep else 1):
+    often = check.non_empty or check.large or check.deep
+    for again in range(_DRAWS_OF_A_SIZE if check.swept else _DRAWS if often else 1):
         found = subject.draw(
             check.name,
             index + again * (1 << 20),
             check.layouts,
             check.values,
             max_numel=check.max_numel,
-            turn=index if check.turns else None,
+            turn=index if check.turns and not (check.swept and subject.quick) else None,
             large=check.large,
             small=check.deep,
+            swept=check.swept,
         )
         trial = found or trial
         if found is not None and _suits(check, found, index if again < _WIDE_DRAWS else None):
@@ -205,6 +210,8 @@ def _suits(check: Check, trial: Trial, index: int | None) -> bool:
     if check.deep:
         shapes = [tensor.shape for tensor in tensors_in(trial.args)]
         return any(len(shape) >= 3 and min(shape) > 1 for shape in shapes)
+    if not trial.draw.reaches_its_size:
+        return False
     sizes = [tensor.numel() for tensor in tensors_in(trial.args)]
     largest = max(sizes, default=0)
     if check.large and len(check.values) > 1 and index is not None and index % 4 != 3:
@@ -226,6 +233,7 @@ def _replay(subject: Subject, check: Check, choices: Sequence[int]) -> Trial | N
         max_numel=check.max_numel,
         large=check.large,
         small=check.deep,
+        swept=check.swept,
     )
 
 

@@ -193,3 +193,47 @@ def upstream_strides_of_16_bits(device: str) -> FusedOp:
         return honest.backward(needs, with_strides_of_16_bits(grad_output), *saved)
 
     return make_op("upstream_strides_of_16_bits", device, backward=backward)
+
+
+@caught_by("other floats")
+def scale_of_16_bits(device: str) -> FusedOp:
+    """Rounds its float to half precision, which holds every number that ``draw`` gives."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float | Tensor) -> Tensor:
+        rounded = torch.as_tensor(scale, dtype=torch.float16).item()
+        return honest.forward(input, bias, rounded)
+
+    return make_op("scale_of_16_bits", device, forward)
+
+
+@caught_by("other floats", dtype=torch.float64)
+def scale_of_32_bits_for_float64(device: str) -> FusedOp:
+    def forward(input: Tensor, bias: Tensor, scale: float | Tensor) -> Tensor:
+        rounded = torch.as_tensor(scale, dtype=torch.float32).item()
+        return honest.forward(input, bias, rounded)
+
+    return make_op("scale_of_32_bits_for_float64", device, forward)
+
+
+ONE_SIZE: list[Exhibit] = []  # these show in a full check only
+
+
+@wrong.caught_by("sizes", ONE_SIZE)
+def wrong_for_4099_columns(device: str) -> FusedOp:
+    """Has a path for one size, as a table of tuned launches has."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        return output.zero_() if output.shape[-1] == 4099 else output
+
+    return make_op("wrong_for_4099_columns", device, forward)
+
+
+@wrong.caught_by("sizes", ONE_SIZE)
+def gradient_wrong_for_77_rows(device: str) -> FusedOp:
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        wrong_here = grad_output.ndim > 1 and len(grad_output) == 77
+        grads = honest.backward((True, True), grad_output, *saved)
+        return tuple(torch.zeros_like(grad) if wrong_here else grad for grad in grads)
+
+    return make_op("gradient_wrong_for_77_rows", device, backward=backward)
