@@ -241,7 +241,8 @@ def test_formulas_take_layouts_that_the_example_has_not(tmp_path: Path) -> None:
     shapes = ((2, 8, 16, 16), (8,), (8,))
     generator = torch.Generator().manual_seed(3)
     x, weight, bias = (torch.randn(one, generator=generator).double() for one in shapes)
-    op = load_op(str(eject(group_norm_silu, x, weight, bias, out=tmp_path / "normed")))
+    folder = eject(group_norm_silu, x, weight, bias, out=tmp_path / "normed", name="kept_norm")
+    op = load_op(str(folder))
     function = fuselab.operator(op)
     assert op.residuals is not None
     odd = x[:1, :, :2, :2].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)[:, ::2]

@@ -343,17 +343,18 @@ def test_the_kernel_compiles_for_gpus(
 def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "model.py"
     file.write_text(
-        "import torch\n\n\ndef block(x, up, down):\n    return torch.relu(x @ up) @ down + x\n\n\n"
+        "import torch\n\n\ndef small_block(x, up, down):\n"
+        "    return torch.relu(x @ up) @ down + x\n\n\n"
         "def get_inputs():\n"
         "    return [torch.ones(64, 32), torch.ones(32, 48), torch.ones(48, 32)]\n"
     )
     assert run(["eject", str(file), "-o", str(tmp_path / "out"), "--whole"]) == 0
-    assert "block_whole (one kernel of the whole; rows length)" in capsys.readouterr().out
-    page = (tmp_path / "out" / "block_whole" / "page.md").read_text()
+    assert "small_block_whole (one kernel of the whole; rows length)" in capsys.readouterr().out
+    page = (tmp_path / "out" / "small_block_whole" / "page.md").read_text()
     assert "| PyTorch calls | 4 |" in page
     # x, the two weights and the result, of 4 bytes
     assert f"| one kernel | 1 | {4 * (2 * 64 * 32 + 2 * 32 * 48):,} |" in page
-    (row,) = [line for line in page.splitlines() if line.startswith("| block_whole_kernel |")]
+    (row,) = [line for line in page.splitlines() if line.startswith("| small_block_whole_kernel |")]
     assert row.split("|")[3].strip() == "0 B"
     assert run(["eject", str(file), "-o", str(tmp_path / "no"), "--whole", "--standalone"]) == 2
     assert "leave --standalone away" in capsys.readouterr().err

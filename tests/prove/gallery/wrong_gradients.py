@@ -107,14 +107,21 @@ def gradient_differs_the_second_time(device: str) -> FusedOp:
 
 @caught_by("autocast")
 def coarse_backward_within_autocast(device: str) -> FusedOp:
-    """Rounds the upstream gradient to 8 bits where the backward, too, runs under autocast."""
+    """Rounds the upstream gradient to 8 bits after a call within autocast, of which its cast
+    tells: forward and backward themselves run with autocast off."""
+    within: list[torch.dtype] = []
+
+    def autocast(dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
+        within.append(dtype)
+        return args
 
     def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
-        if torch.is_autocast_enabled(device):
+        if within:
+            within.clear()
             grad_output = grad_output.to(torch.bfloat16).to(grad_output.dtype)
         return honest.backward(needs, grad_output, *saved)
 
-    return make_op("coarse_backward_within_autocast", device, backward=backward)
+    return make_op("coarse_backward_within_autocast", device, backward=backward, autocast=autocast)
 
 
 def _constant_sigmoid(
