@@ -129,6 +129,13 @@ def _pid_of_rank(launcher: int, rank: int) -> int:
     raise AssertionError(f"no rank {rank} runs")
 
 
+def test_a_rank_that_ends_itself_on_sigterm_hides_no_killed_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _told({0: 128 + signal.SIGTERM, 1: -signal.SIGKILL}) == 2
+    assert "rank 1 was killed by signal 9 (SIGKILL)" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds ranks in Linux's /proc")
 def test_a_killed_rank_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
     config, folder = tmp_path / "tiny.toml", tmp_path / "kept"

@@ -73,7 +73,8 @@ def _told(statuses: Mapping[int, int]) -> int:
     killed = {rank: -status for rank, status in statuses.items() if status < 0}
     # the agent itself ends ranks with SIGTERM once another one has failed
     first = [rank for rank, number in killed.items() if number != signal.SIGTERM] or list(killed)
-    others = [status for status in statuses.values() if status not in (0, LOST) and status > 0]
+    quiet = (0, LOST, 128 + signal.SIGTERM)  # the last is what such a rank may say of it itself
+    others = [status for status in statuses.values() if status not in quiet and status > 0]
     if first and not others:
         rank = first[0]
         print(
