@@ -236,8 +236,8 @@ def test_cpp(function: Callable[..., Any], folders: Callable[[Any], Path]) -> No
 
 
 def test_formulas_take_layouts_that_the_example_has_not(tmp_path: Path) -> None:
-    """What is a view of a contiguous example is a copy of a transposed tensor, and PyTorch's group
-    norm refuses one that is neither contiguous nor in channels-last order."""
+    """A transposed tensor is copied where the contiguous example has a view, and made contiguous
+    where PyTorch's group norm would refuse its order."""
     shapes = ((2, 8, 16, 16), (8,), (8,))
     generator = torch.Generator().manual_seed(3)
     x, weight, bias = (torch.randn(one, generator=generator).double() for one in shapes)

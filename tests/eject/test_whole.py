@@ -90,6 +90,25 @@ def narrowed(x: Tensor, weight: Tensor, head: Tensor) -> Tensor:
     return (a * b.sigmoid() + c) @ head
 
 
+def named_like_the_kernel(
+    row: Tensor, first: Tensor, is_part: Tensor, load: Tensor, is_is_part_width: Tensor
+) -> tuple[Tensor, Tensor]:
+    offset = F.relu(row @ first + load)
+    exists = offset @ is_part
+    is_row = exists * is_is_part_width
+    return is_row, offset.sum(-1)
+
+
+def by_sizes(x: Tensor, weight: Tensor) -> Tensor:
+    return (x @ weight) * x.shape[0] / weight.shape[1] + x.shape[1]
+
+
+def read_whole_and_in_parts(x: Tensor, bias: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """The products read parts of ``x`` in their loops, and the softmax and the sum all of it."""
+    weights = (x + bias).softmax(-1)
+    return (x * bias) @ first + weights + (x - bias) @ second + x * bias
+
+
 # Each function with its arguments' shapes, and others that the same kernel takes.
 FUNCTIONS: dict[Callable[..., Any], tuple[list[tuple[int, ...]], list[tuple[int, ...]]]] = {
     mlp: ([(37, 20), (50, 20), (50,), (9, 50)], [(3, 7), (133, 7), (133,), (65, 133)]),
@@ -111,6 +130,15 @@ FUNCTIONS: dict[Callable[..., Any], tuple[list[tuple[int, ...]], list[tuple[int,
     of_rows: ([(4, 9, 24), (4, 9), (24, 10)], [(2, 3, 5), (2, 3), (5, 70)]),
     masked: ([(40, 24), (40, 9), (24, 9)], [(5, 7), (5, 33), (7, 33)]),
     narrowed: ([(2, 10, 24), (8, 24), (8, 5)], [(1, 3, 9), (8, 24), (8, 33)]),
+    named_like_the_kernel: (
+        [(9, 20), (20, 40), (40, 30), (40,), (30,)],
+        [(5, 3), (3, 70), (70, 66), (70,), (66,)],
+    ),
+    by_sizes: ([(9, 20), (20, 33)], [(4, 3), (3, 5)]),
+    read_whole_and_in_parts: (
+        [(9, 40), (40,), (40, 40), (40, 40)],
+        [(3, 200), (200,), (200, 200), (200, 200)],
+    ),
 }  # fmt: skip
 
 

@@ -351,7 +351,7 @@ def test_what_does_not_depend_on_a_nan_is_a_number() -> None:
 
 @pytest.mark.parametrize("function", [torch.amax, torch.amin, torch.nanmedian, torch.nansum])
 def test_a_maximum_depends_on_a_nan(function: Any) -> None:
-    """That a NaN, replaced by some number, would not have decided is no reason to drop it."""
+    """A NaN may not be dropped because some number in its place would not have been the largest."""
     eager = {torch.nanmedian: torch.median, torch.nansum: torch.sum}.get(function, function)
     dims = () if function in (torch.nanmedian, torch.nansum) else (-1,)
     x = t([1.0, 2.0, 9.0, math.nan, 4.0])

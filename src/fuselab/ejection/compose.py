@@ -145,9 +145,11 @@ def _composed(cut: Cut, standalone: bool, whole: Whole | None) -> str:
         *(["Inputs"] if "Inputs" in case + drawn else []),
     ]
     signature = ["from fuselab.runtime.signature import accepted"] if drawn else []
+    chosen = [] if whole is None else ["from fuselab.runtime.chain import wants_whole"]
     imports = [
         "from fuselab.composition import Composition",
         f"from fuselab.op import {', '.join(contract)}",
+        *chosen,
         *([] if standalone else _dropout_imports(cut)),
         *signature,
         "",
@@ -155,7 +157,6 @@ def _composed(cut: Cut, standalone: bool, whole: Whole | None) -> str:
     regions = sorted(one.name for one in cut.regions)
     operators = [one.name for one in cut.regions]
     if whole is not None:
-        imports.insert(-1, "from fuselab.runtime.chain import wants_whole")
         regions = sorted([*regions, whole.name])
         operators.append(whole.name)
     frozen = [one.name for one in cut.captured.arguments if one.name in cut.frozen]
@@ -260,7 +261,7 @@ def _function(cut: Cut, whole: Whole | None) -> str:
         given = ", ".join(cut.parameters)
         whole_text = (
             f"\n\ndef {cut.name}({flat_parameters(cut.captured)}) -> Any:\n"
-            f'    """{told[:-1]}; on a GPU in one kernel where no gradient is wanted."""\n'
+            '    """Compute it in one kernel on a GPU without a gradient, else by operators."""\n'
             f"    if wants_whole(supports, {given}):\n"
             f"        return {whole.name}({given})\n"
             f"    return {name}({given})\n"

@@ -124,7 +124,8 @@ def _with_whole(
     parts = cut(function, args, keywords, name, inference)
     if not parts.captured.is_flat:
         raise EjectError(
-            f"{name} takes lists or dicts of tensors; one kernel of the whole takes tensors."
+            f"{name} takes lists or dicts of tensors, or tensors that it does not read; one kernel "
+            "of the whole takes single ones and reads all."
         )
     facts = describe(parts)
     facts["whole"] = one.describe()

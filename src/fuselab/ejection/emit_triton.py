@@ -29,22 +29,26 @@ def source(title: str, plans: Sequence[KernelPlan]) -> str:
     """Return the text of ``triton_kernels.py``."""
     functions = [function for plan in plans for function in _functions(plan)]
     whole = "\n\n\n".join(function.text() for function in functions)
-    lines = [f'"""{title}"""', "", "import triton", "import triton.language as tl"]
-    if "libdevice." in whole:
+    return "\n".join([f'"""{title}"""', "", *imports(whole), "", "", ""]) + whole + "\n"
+
+
+def imports(body: str, own: Sequence[str] = ()) -> list[str]:
+    """Return the lines that import what the text of kernels uses; ``own`` are lines of theirs."""
+    lines = ["import triton", "import triton.language as tl"]
+    if "libdevice." in body:
         lines.append("from triton.language.extra import libdevice")
     lines.append("")
-    if "philox." in whole:
+    if "philox." in body:
         lines.append("from fuselab.runtime import triton_dropout as philox")
-    if "math." in whole:
+    if "math." in body:
         lines.append("from fuselab.runtime import triton_math as math")
-    helpers = [name for name in KERNEL_FUNCTIONS if re.search(rf"(?<![.\w]){name}(?=[(,)])", whole)]
+    lines += own
+    helpers = [name for name in KERNEL_FUNCTIONS if re.search(rf"(?<![.\w]){name}(?=[(,)])", body)]
     line = f"from fuselab.runtime.triton_loops import {', '.join(helpers)}"
     if len(line) > COLUMNS:
         listed = ",\n    ".join(helpers)
         line = f"from fuselab.runtime.triton_loops import (\n    {listed},\n)"
-    lines += [line]
-    lines += ["", "", ""]
-    return "\n".join(lines) + whole + "\n"
+    return [*lines, line]
 
 
 def reducing_text(plan: KernelPlan) -> str:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fuselab.ejection.fold import COLUMNS, fold
-from fuselab.ejection.functions import TRITON_REDUCTIONS, triton_neutral
+import sympy
+
+from fuselab.ejection.emit_triton import imports
+from fuselab.ejection.fold import fold
+from fuselab.ejection.functions import TRITON_REDUCTIONS
 from fuselab.ejection.held import Held
 from fuselab.ejection.kernels import product
-from fuselab.ejection.loops import Expression, Input, Load, Node, Position, Reduced, Scanned
-from fuselab.ejection.plan import KERNEL_FUNCTIONS, Namer
+from fuselab.ejection.loops import Expression, Input, Load, Node, Position, Reduced, Scanned, Size
+from fuselab.ejection.plan import Namer
 from fuselab.ejection.stored import memory_of
-from fuselab.ejection.triton_functions import Function
+from fuselab.ejection.triton_functions import Function, cast_of
 from fuselab.ejection.triton_text import listed
-from fuselab.ejection.whole import Product, Tile, Whole, place_of, weight_load
+from fuselab.ejection.whole import Product, Tile, Whole, place_of, start_of, weight_load
 
-_INDENT = 4
-_FUNCTIONS = ("load_weight", "multiply", "rows_of_program")
+_FUNCTIONS = ("load_weight", "multiply")
 _CHOSEN = ("COMPUTE", "ROUNDED", "PRECISION", "WIDE", "BLOCK_ROWS", "BLOCK")
 
 
@@ -60,7 +62,11 @@ class WholeKernel:
         taken = [*package.names.values(), *package.sizes.names.values(), *whole.rows]
         taken += package.parameters
         taken += [name for plan in package.forward for name in plan.value_names.values()]
-        self.namer = Namer([*taken, *_FUNCTIONS, *whole.columns.values(), "row", "is_row", "first"])
+        columns = whole.columns.values()
+        # the kernel's own names, which no tensor may have
+        self.reserved = {*Namer().taken, *_FUNCTIONS, "is_part", *columns}
+        self.reserved |= {place for one in columns for place in (_at(one), _is(one), _part(one))}
+        self.namer = Namer([*taken, *self.reserved])
         self.lines: list[str] = []
         self.indent = 1
         self.done: dict[object, str] = {}  # tiles and products in registers, by their names
@@ -73,24 +79,11 @@ class WholeKernel:
     def source(self) -> str:
         """Return the text of ``triton_kernels.py``."""
         body = "\n".join(self.lines)
-        lines = [
-            f'"""{self.whole.name} in Triton, ejected from the PyTorch code in reference.py."""',
-            "",
-            "import triton",
-            "import triton.language as tl",
-            *(["from triton.language.extra import libdevice"] if "libdevice." in body else []),
-            "",
-            *(["from fuselab.runtime import triton_math as math"] if "math." in body else []),
-            f"from fuselab.runtime.triton_chain import {', '.join(_FUNCTIONS)}",
-        ]
-        is_used = (re.search(rf"(?<![.\w]){name}(?=[(,)])", body) for name in KERNEL_FUNCTIONS)
-        helpers = [name for name, used in zip(KERNEL_FUNCTIONS, is_used, strict=True) if used]
-        line = f"from fuselab.runtime.triton_loops import {', '.join(helpers)}"
-        if len(line) > COLUMNS:
-            within = ",\n    ".join(helpers)
-            line = f"from fuselab.runtime.triton_loops import (\n    {within},\n)"
-        lines += [line, "", ""]
-        return "\n".join([*lines, *self._head()]) + body + "\n"
+        text = "\n".join([*self._head(), body])
+        own = f"from fuselab.runtime.triton_chain import {', '.join(_FUNCTIONS)}"
+        title = f"{self.whole.name} in Triton, ejected from the PyTorch code in reference.py."
+        lines = [f'"""{title}"""', "", *imports(text, [own]), "", "", text]
+        return "\n".join(lines) + "\n"
 
     def _head(self) -> list[str]:
         strides = [f"{one.name}_row_strides" for one in self.operands if one.is_on_rows]
@@ -112,16 +105,15 @@ class WholeKernel:
             *listed([f"{one.name}_pointer" for one in self.read]),
             "    # written",
             *listed([f"{one.name}_pointer" for one in self.written]),
-            "    # the numbers of columns; the sizes of the loops over rows; the strides of each",
-            "    # tensor in these, and those of its columns",
-            *listed([*self.columns, "row_sizes", *strides, *steps]),
+            "    # the numbers of columns; the sizes of the loops over rows, what divides by them,",
+            "    # the strides of each tensor in them, and those of its columns",
+            *listed([*self.columns, "row_sizes", "row_divisors", *strides, *steps]),
             "    # chosen by the launcher",
             *listed([f"{name}: tl.constexpr" for name in chosen]),
             "):  # fmt: skip",
             f'{text}"""',
-            "    row, is_row = rows_of_program(row_sizes, BLOCK_ROWS, WIDE)",
+            "    row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, False, WIDE)",
             *(line for name in self.padded for line in _positions(name)),
-            "",
         ]
 
     @property
@@ -140,7 +132,7 @@ class WholeKernel:
         return [*self.read, *self.written]
 
     def write(self, line: str) -> None:
-        self.lines += fold(" " * _INDENT * self.indent + line)
+        self.lines += fold("    " * self.indent + line)
 
     # --- tensors
 
@@ -177,11 +169,12 @@ class WholeKernel:
     def _store(self, node: Node) -> None:
         tile = self.whole.tiles[node]
         name = self.full(tile)
-        dims = self._dims(tile)
-        operand = self._named(self.whole.package.names[node], name, dims)
+        operand = self._named(tile.name, name, self._dims(tile))
         self.written.append(operand)
-        column = _at(self._pad(tile)) if tile.is_of_columns else ""
-        exists = f"is_row & is_{self._pad(tile)}" if tile.is_of_columns else "is_row"
+        column, exists = "", "is_row"
+        if tile.is_of_columns:
+            own = self.held_columns(product(tile.columns))
+            column, exists = _at(own), f"is_row & {_is(own)}"
         value = f"{name}.to({operand.name}_pointer.dtype.element_ty)"
         self.write(f"tl.store({self.address(operand, column)}, {value}, {exists})")
 
@@ -190,9 +183,9 @@ class WholeKernel:
         load = Load(tile.node, index[: len(tile.node.sizes)])
         return place_of(self.whole, tile, load)
 
-    def _pad(self, tile: Tile) -> str:
-        """Return the name of the columns of a tile, all of which a program then holds."""
-        name = self.whole.column_of(product(tile.columns))
+    def held_columns(self, size: sympy.Expr) -> str:
+        """Return the name of a number of columns, all of which a program then holds."""
+        name = self.whole.column_of(size)
         if name not in self.padded:
             self.padded.append(name)
         return name
@@ -201,15 +194,13 @@ class WholeKernel:
         """Write the computation of all columns of a tile, once, and return its name."""
         if tile.node in self.done:
             return self.done[tile.node]
-        column = self._pad(tile) if tile.columns else ""
         stage = self.stages.get(id(tile.plan))
         if stage is None:
-            stage = self.stages[id(tile.plan)] = _Stage(self, tile, column, is_part=False)
-        stage.column = stage.column or column
+            column = self.held_columns(product(tile.columns)) if tile.columns else ""
+            stage = self.stages[id(tile.plan)] = _Stage(self, tile, column)
         for load in tile.loads:
             self._source(load, stage)
-        name = self.whole.package.names[tile.node]
-        self.done[tile.node] = stage.named_value(tile.value, name)
+        self.done[tile.node] = stage.named_value(tile.value, tile.name)
         return self.done[tile.node]
 
     def _source(self, load: Load, stage: _Stage) -> None:
@@ -223,17 +214,14 @@ class WholeKernel:
     def product(self, one: Product, window: Node, name: str) -> str:
         """Write a product, or the ``window`` of its columns, as ``name``; return the name that it
         has, which another stage may have given."""
-        text = self.held_window(one, window)
-        if (one, text) in self.done:
-            return self.done[one, text]
+        key = one, start_of(window), window.sizes[-1]
+        if key in self.done:
+            return self.done[key]
         tile = self.whole.tiles[one.factor]
-        size = window.sizes[-1]
-        column = self.whole.column_of(size)
-        if column not in self.padded:
-            self.padded.append(column)
+        column = self.held_columns(window.sizes[-1])
         weight = self.weight(one, window)
         depth = self.whole.column_of(one.depth)
-        place = f"{_at(column)}, is_{column}"
+        place = f"{_at(column)}, {_is(column)}"
         if self.whole.streams(tile):
             self._stream(name, tile, weight, depth, column)
         else:
@@ -242,7 +230,7 @@ class WholeKernel:
             loaded = self.weight_text(weight, "0", depth, place, _padded(depth))
             self.write(f"{name} = multiply({values}, is_{depth}, {loaded}, PRECISION)")
         self._of_single_column(name, window)
-        self.done[one, text] = name
+        self.done[key] = name
         return name
 
     def _of_single_column(self, name: str, window: Node) -> None:
@@ -252,8 +240,7 @@ class WholeKernel:
 
     def _stream(self, name: str, tile: Tile, weight: Operand, depth: str, column: str) -> None:
         """Write the loop in which a product sums over the columns of a tile, some at a time."""
-        inside = {memory_of(load.tensor): load for load in tile.loads}
-        for memory in inside:
+        for memory in dict.fromkeys(memory_of(load.tensor) for load in tile.loads):
             if isinstance(memory, Product):
                 self.full(self.whole.tiles[memory.factor])
             elif memory in self.whole.tiles:
@@ -262,21 +249,31 @@ class WholeKernel:
         self.write(f"{name} = tl.zeros((BLOCK_ROWS, {_padded(column)}), tl.float32)")
         self.write(f"for first in range(0, {depth}, BLOCK):")
         self.indent += 1
-        part = f"part_of_{depth}"
+        part = _part(depth)
         self.write(f"{part} = first + tl.arange(0, BLOCK)[None, :]")
         self.write(f"is_part = {part} < {depth}")
-        stage = _Stage(self, tile, depth, is_part=True)
+        stage = _Stage(self, self._apart(tile), depth, is_part=True)
         for load in tile.loads:
             memory = memory_of(load.tensor)
             if isinstance(memory, Product):
                 stage.known[load] = self._part_of(memory, load, stage)
             elif memory in self.whole.tiles:
                 stage.known[load] = self.done[memory]
-        values = stage.named_value(tile.value, self.whole.package.names[tile.node])
-        place = f"{_at(column)}, is_{column}"
+        values = stage.named_value(tile.value, tile.name)
+        place = f"{_at(column)}, {_is(column)}"
         loaded = self.weight_text(weight, "first", depth, place, "BLOCK")
         self.write(f"{name} += multiply({values}, is_part, {loaded}, PRECISION)")
         self.indent -= 1
+
+    def _apart(self, tile: Tile) -> Tile:
+        """Return a tile of which parts are computed, with names of its own for the values that it
+        shares with other tiles of its kernel, which keep theirs across the loop."""
+        if len(tile.plan.stores) == 1:
+            return tile
+        names = {
+            one: self.namer.name(f"{name}_part") for one, name in tile.plan.value_names.items()
+        }
+        return replace(tile, plan=replace(tile.plan, value_names=names))
 
     def _part_of(self, one: Product, load: Load, stage: _Stage) -> str:
         """Write the part of a product whose columns are summed over, and return its name."""
@@ -289,12 +286,6 @@ class WholeKernel:
         self.write(f"{name} = multiply({values}, is_{depth}, {loaded}, PRECISION)")
         self._of_single_column(name, load.tensor)
         return name
-
-    def held_window(self, one: Product, window: Node) -> str:
-        """Return the text of a window of a product; empty for the whole of it."""
-        if window is one:
-            return ""
-        return Held(self.whole.package.sizes, {one: ""}).text(window)
 
     def weight(self, one: Product, window: Node) -> Operand:
         """Return the operand that is the weight of a product, or the part of it that gives a window
@@ -310,8 +301,9 @@ class WholeKernel:
         swapped = swapped and load.index.index(across) < load.index.index(depth)
         text = self.held.text(load.tensor)
         if window is not one:
-            own = f"narrow({load.index.index(across)},"
-            text += self.held_window(one, window).replace(f"narrow({len(one.sizes) - 1},", own)
+            place = load.index.index(across)
+            ends = map(self.whole.package.sizes.text, (start_of(window), window.sizes[-1]))
+            text += f".narrow({place}, {', '.join(ends)})"
         if swapped:
             text, dims = f"{text}.mT", (*dims[:-2], dims[-1], dims[-2])
         return self.operand(text, dims, memory_of(load.tensor).name)
@@ -335,10 +327,20 @@ def _at(name: str) -> str:
     return f"in_{name}"
 
 
+def _is(name: str) -> str:
+    """Return the name of which of the padded columns exist."""
+    return f"is_{name}"
+
+
+def _part(name: str) -> str:
+    """Return the name of the positions along a part of the columns."""
+    return f"part_of_{name}"
+
+
 def _positions(name: str) -> list[str]:
     return [
         f"    {_at(name)} = tl.arange(0, {_padded(name)})[None, :]",
-        f"    is_{name} = {_at(name)} < {name}",
+        f"    {_is(name)} = {_at(name)} < {name}",
     ]
 
 
@@ -347,7 +349,7 @@ class _Stage(Function):
 
     constants = ()
 
-    def __init__(self, kernel: WholeKernel, tile: Tile, column: str, is_part: bool) -> None:
+    def __init__(self, kernel: WholeKernel, tile: Tile, column: str, is_part: bool = False) -> None:
         super().__init__(tile.plan)
         self.kernel = kernel
         self.tile = tile
@@ -360,11 +362,11 @@ class _Stage(Function):
 
     @property
     def position(self) -> str:
-        return f"part_of_{self.column}" if self.is_part else _at(self.column)
+        return _part(self.column) if self.is_part else _at(self.column)
 
     @property
     def exists(self) -> str:
-        return "is_part" if self.is_part else f"is_{self.column}"
+        return "is_part" if self.is_part else _is(self.column)
 
     def named_value(self, value: Expression, name: str) -> str:
         """Write a value, and return the name that holds it."""
@@ -381,48 +383,39 @@ class _Stage(Function):
             self.known[one] = self.position
             return
         kernel = self.kernel
-        tile = next(held for held in kernel.whole.tiles.values() if held.plan is self.plan)
-        dims = place_of(kernel.whole, tile, one)
         wanted, own = one.tensor.name, self.plan.value_names[one]
-        if not isinstance(one.tensor, Input):
+        if not isinstance(one.tensor, Input) or wanted in kernel.reserved:
             wanted = own
+        dims = place_of(kernel.whole, self.tile, one)
         operand = kernel.operand(kernel.held.text(one.tensor), dims, wanted, own)
-        name = operand.name
-        key = name, self.column if operand.steps else "", self.is_part
-        if not self.is_part and key in kernel.done:
-            self.known[one] = kernel.done[key]
+        if operand in kernel.done and not self.is_part:
+            self.known[one] = kernel.done[operand]
             return
+        # a part has a name of its own: all columns, under the operand's, are read behind the loop
+        name = own if self.is_part else operand.name
         address = kernel.address(operand, self.position)
-        cast = {"float": ".to(COMPUTE)", "bool": " != 0"}.get(one.tensor.kind, "")
         if operand.is_on_rows and not operand.steps:
             text = f"load_rows({address}, is_row)"
         elif operand.is_on_rows or operand.steps:
             text = f"load({address}, is_row, {self.exists})"
         else:
             text = f"tl.load({address})"
-        self.write(f"{name} = {text}{cast}")
+        self.write(f"{name} = {text}{cast_of(one)}")
         self.known[one] = name
         if not self.is_part:
-            kernel.done[key] = name
+            kernel.done[operand] = name
 
     def reduce(self, one: Reduced) -> None:
         """Write a reduction over the columns of all rows of the program."""
         name = self.plan.value_names[one]
         _, total = TRITON_REDUCTIONS[one.function]
-        value = self.value(one.operand)
-        if one.kind == "int":
-            value = f"({value}).to(tl.int64)"
-        term = f"tl.where({self.exists}, {value}, {triton_neutral(one.function, one.kind)})"
-        self.write(f"{name} = of_rows({total.format(term)})")
+        self.write(f"{name} = of_rows({total.format(self.term(one))})")
         self.known[one] = name
 
     def scan(self, one: Scanned) -> None:
-        raise NotImplementedError  # planned_whole refuses it
+        raise AssertionError("planned_whole refuses running reductions")
 
     def value(self, one: Expression) -> str:
-        size = getattr(one, "size", None)
-        if size is not None and not isinstance(one, (Load, Position)):
-            text = self.kernel.whole.package.sizes.text(size)
-            if text in self.kernel.whole.columns:
-                return self.kernel.whole.columns[text]
+        if isinstance(one, Size):
+            return self.kernel.whole.column_of(one.size)
         return super().value(one)

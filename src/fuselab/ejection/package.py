@@ -248,14 +248,8 @@ def planned_package(
     ``numbers``, from 0 on by default. Without ``keeps_residuals`` the backward reads arguments
     alone, so that it can follow a forward that stores nothing else. Raises EjectError.
     """
-    captured, formulas = (
-        capture(function, args, keywords, name, inference, definitions, frozen, numbers)
-        for definitions in (definitions_in_kernels(), definitions_in_formulas())
-    )
+    captured, formulas = captured_twice(function, args, keywords, name, inference, frozen, numbers)
     inference = inference or not captured.returned.results
-    refuse_lost_rounding(formulas)
-    exact = {one: exact_size(other, captured.hints) for one, other in captured.equal.items()}
-    captured = replace(captured, equal=exact)
     sizes = Sizes(captured)
     taken = {"compute", "swept", "sweeps", "needs", "name", "torch", "Tensor", name}
     taken |= {argument.name for argument in captured.arguments} | set(sizes.names.values())
@@ -308,6 +302,28 @@ def planned_package(
     return package
 
 
+def captured_twice(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    keywords: Mapping[str, Any],
+    name: str,
+    inference: bool,
+    frozen: Collection[str] = (),
+    numbers: Sequence[int] | None = None,
+) -> tuple[Captured, Captured]:
+    """Return what ``capture`` gives in the simple operators of kernels, and in PyTorch's own.
+
+    Raises EjectError, also where a rounding between two steps would be lost.
+    """
+    captured, formulas = (
+        capture(function, args, keywords, name, inference, definitions, frozen, numbers)
+        for definitions in (definitions_in_kernels(), definitions_in_formulas())
+    )
+    _refuse_lost_rounding(formulas)
+    exact = {one: exact_size(other, captured.hints) for one, other in captured.equal.items()}
+    return replace(captured, equal=exact), formulas
+
+
 def _without_gradient(captured: Captured, inference: bool) -> set[str]:
     """Return the floating arguments that require no gradient in the example: buffers of a module,
     and parameters that it has frozen."""
@@ -323,7 +339,7 @@ def _without_gradient(captured: Captured, inference: bool) -> set[str]:
     }
 
 
-def refuse_lost_rounding(captured: Captured) -> None:
+def _refuse_lost_rounding(captured: Captured) -> None:
     """Raise EjectError where the function rounds to fewer bits than its arguments have."""
     rounding = coarsest_rounding(captured.traced)
     if rounding is None:

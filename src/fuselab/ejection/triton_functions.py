@@ -39,6 +39,11 @@ def sweeps_to_reduce(plan: KernelPlan) -> int:
     return max(map(plan.depth, plan.reductions), default=0)
 
 
+def cast_of(one: Load) -> str:
+    """Return the text behind a load that makes the elements what the kernel computes with."""
+    return {"float": ".to(COMPUTE)", "bool": " != 0"}.get(one.tensor.kind, "")
+
+
 def stores_in_a_sweep_of_its_own(plan: KernelPlan) -> bool:
     """Return whether results with an element for each column need the last reduction of all."""
     columns = frozenset(plan.kernel.column_axes)
@@ -212,13 +217,26 @@ class Function:
                 self.write(f"{name} = {self.formula(one)}")
                 self.known[one] = name
 
+    @property
+    def exists(self) -> str:
+        """The text of which elements of a tile exist, as far as a reduction has to know."""
+        return "exists"
+
+    def term(self, one: Reduced | Scanned) -> str:
+        """Return the text of what a tile adds to a reduction. Integers have 64 bits, in which a
+        neutral element beyond 32 bits fits."""
+        value = self.value(one.operand)
+        if one.kind == "int":
+            value = f"({value}).to(tl.int64)"
+        return f"tl.where({self.exists}, {value}, {triton_neutral(one.function, one.kind)})"
+
     def load(self, one: Load | Position) -> None:
         name = self.plan.value_names[one]
         operand = next(operand for operand in self.plan.loads if operand.name == name)
         if isinstance(one, Position):
             self.write(f"{name} = {self.place(operand) or 0}")
         else:
-            cast = {"float": ".to(COMPUTE)", "bool": " != 0"}.get(one.tensor.kind, "")
+            cast = cast_of(one)
             if operand in self.partners:
                 self.load_pair(operand, cast)
             else:
@@ -510,14 +528,6 @@ class Rows(Function):
     def end_launch(self) -> None:
         """Write what ends the program in the launch of a sweep."""
         self.write("    return")
-
-    def term(self, one: Reduced | Scanned) -> str:
-        """Return the text of what a tile adds to a reduction. Integers have 64 bits, in which a
-        neutral element beyond 32 bits fits."""
-        value = self.value(one.operand)
-        if one.kind == "int":
-            value = f"({value}).to(tl.int64)"
-        return f"tl.where(exists, {value}, {triton_neutral(one.function, one.kind)})"
 
     def constant_in(self, reduced: Sequence[Reduced]) -> list[Expression]:
         """Return the named values that a sweep uses and that its columns do not change."""

@@ -19,9 +19,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from fuselab.ejection.capture import capture, user_name
-from fuselab.ejection.definitions import definitions_in_formulas, definitions_in_kernels
-from fuselab.ejection.exact_sizes import exact_size
+from fuselab.ejection.capture import user_name
 from fuselab.ejection.kernels import Binding, Evaluation, equal, product, schedule
 from fuselab.ejection.loops import (
     Axis,
@@ -35,6 +33,7 @@ from fuselab.ejection.loops import (
     Position,
     Reduced,
     Scanned,
+    Size,
     Window,
     chosen_in,
     walk,
@@ -42,17 +41,20 @@ from fuselab.ejection.loops import (
 from fuselab.ejection.lower import Lowering, lower
 from fuselab.ejection.package import (
     Package,
+    captured_twice,
     each_of_its_own,
     in_running_order,
     names_between,
-    refuse_lost_rounding,
 )
 from fuselab.ejection.plan import KernelPlan, Sizes, planned
 from fuselab.ejection.steps import FxNode, at_line
 from fuselab.ejection.stored import memory_of
 from fuselab.errors import EjectError
+from fuselab.runtime.chain import MOST_COLUMNS
 
-MOST_COLUMNS = 1024  # of a tile, which lies in registers
+# Names that the kernel has beside those of ``plan.py``, some for each number of columns.
+_RESERVED = ("is_part", "load_weight", "multiply")
+_OF_COLUMNS = ("in_", "is_", "part_of_")
 _VIEWS = frozenset(("alias", "detach", "expand", "permute", "select", "slice", "squeeze"))
 _VIEWS |= {"t", "transpose", "unsqueeze", "view", "_unsafe_view", "clone", "contiguous"}
 
@@ -87,6 +89,11 @@ class Tile:
     is_of_columns: bool = True
 
     @property
+    def name(self) -> str:
+        """The tensor's name in the kernel."""
+        return next(one.name for one in self.plan.stored if one.node is self.node)
+
+    @property
     def value(self) -> Expression:
         return self.plan.stores[self.node]
 
@@ -106,8 +113,9 @@ class Whole:
 
     ``rows`` are the sizes of the loops over rows by name, outermost first, and ``row_names`` has
     the names of the loops that each row axis of a tile is. ``columns`` has the name of each number
-    of columns, by its text. ``float32_of`` has for each kind of device the dtypes of arguments
-    from which ``torch.autocast`` makes a float32 result.
+    of columns, and of other sizes that the kernel computes with, by its text. ``float32_of`` has
+    for each kind of device the dtypes of arguments from which ``torch.autocast`` makes a float32
+    result.
     """
 
     package: Package
@@ -217,18 +225,13 @@ def planned_whole(
 
     Raises EjectError where something in it does not belong to a row.
     """
-    captured, formulas = (
-        capture(function, args, keywords, name, True, definitions)
-        for definitions in (definitions_in_kernels(), definitions_in_formulas())
-    )
-    refuse_lost_rounding(formulas)
+    captured, formulas = captured_twice(function, args, keywords, name, inference=True)
     if captured.written or captured.seed is not None:
         what = "drops elements by a seed" if captured.seed else "writes over an argument"
         raise _refused(f"{name} {what}")
-    exact = {one: exact_size(other, captured.hints) for one, other in captured.equal.items()}
-    captured = replace(captured, equal=exact)
     sizes = Sizes(captured)
-    taken = {"compute", "name", "torch", "Tensor", name}
+    taken = {"compute", "name", "torch", "Tensor", name, *_RESERVED}
+    taken |= {f"{prefix}{size}" for prefix in _OF_COLUMNS for size in sizes.names.values()}
     taken |= {argument.name for argument in captured.arguments} | set(sizes.names.values())
     outputs = formulas.returned.names(taken)
     program = each_of_its_own(lower(captured, (), _WithProducts), outputs, captured)
@@ -252,7 +255,7 @@ def planned_whole(
         others = {names[one] for one in needed} - own
         plan = planned(name, kernel, stores, sizes, names, taken=[*used, *others])
         plans.append(plan)
-        used += plan.value_names.values()
+        used += [*plan.value_names.values(), *(one.name for one in plan.operands)]
     package = Package(
         captured,
         formulas,
@@ -286,7 +289,7 @@ def _widens_in_autocast(
     dtype: torch.dtype,
 ) -> bool:
     """Return whether a result is float32 within ``torch.autocast`` on a kind of device, which need
-    not be there, for arguments of a dtype."""
+    not be there, for arguments of a dtype; False where PyTorch cannot tell without the device."""
     low = torch.bfloat16 if dtype == torch.float32 else dtype
 
     def fake(value: Any) -> Any:
@@ -308,7 +311,7 @@ def _widens_in_autocast(
                 found = torch.func.functional_call(function, made, given, named)
             else:
                 found = function(*given, **named)
-        except RuntimeError:  # PyTorch asks a driver that is not there
+        except RuntimeError:  # as matmul of a slice, which asks the driver
             return False
         finally:
             torch.autocast_decrement_nesting()
@@ -336,9 +339,11 @@ def _laid_out(package: Package, products: Sequence[Product]) -> Whole:
     rows = {name: package.sizes.text(axis.size) for axis, name in loops.items()}
     sizes = [product(tile.columns) for tile in tiles.values() if tile.columns]
     sizes += [size for one in products for size in one.weight.sizes[-2:]]
+    values = walk([tile.value for tile in tiles.values()])
+    sizes += [one.size for one in values if isinstance(one, Size)]
     columns: dict[str, str] = {}
     for text in dict.fromkeys(map(package.sizes.text, sizes)):
-        columns[text] = _free(text, [*columns.values(), *rows])
+        columns[text] = _free(text, [*columns.values(), *rows, *package.parameters])
     for one in products:  # a product has made two sizes equal
         summed = package.sizes.text(product(tiles[one.factor].columns))
         known = columns[package.sizes.text(one.depth)]
@@ -440,6 +445,15 @@ def weight_load(whole: Whole, one: Product) -> tuple[Load, tuple[Axis, ...], tup
         raise _refused(f"the weight of {one.name} is no matrix for all rows{_at(one)}")
     assert isinstance(load, Load)
     return load, depth, across
+
+
+def start_of(window: Node) -> sympy.Expr:
+    """Return at which column of a product a window of it begins."""
+    start = sympy.S.Zero
+    while isinstance(window, Window):
+        start += window.start
+        window = window.source
+    return start
 
 
 def _check(whole: Whole, tile: Tile) -> None:

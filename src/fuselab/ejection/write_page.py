@@ -8,19 +8,14 @@ from torch import Tensor, fx
 
 from fuselab.ejection.calls import call_name
 from fuselab.ejection.capture import with_sources
+from fuselab.ejection.groups import ARRANGING
 from fuselab.ejection.kernels import ancestors
 from fuselab.ejection.loops import Node
 from fuselab.ejection.package import Package
 from fuselab.ejection.plan import KernelPlan, Operand
 
-# Calls that move no data.
-_VIEWS = frozenset(
-    (
-        "alias", "chunk", "detach", "expand", "flatten", "getitem", "narrow", "permute", "reshape",
-        "select", "slice", "split", "squeeze", "t", "transpose", "unflatten", "unsqueeze", "view",
-        "view_as", "_unsafe_view",
-    )
-)  # fmt: skip
+# Calls that move no data, also under the names of ATen.
+_VIEWS = ARRANGING | {"alias", "slice", "_unsafe_view"}
 
 
 def page_text(package: Package) -> str:

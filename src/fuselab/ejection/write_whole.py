@@ -129,7 +129,8 @@ def configs({given}) -> Sequence[Config]:
 {drawn}
 
 def autocast(autocast_dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
-    """Cast such that the results have the dtype that torch.autocast gives them."""
+    """Cast such that the results have the dtype that torch.autocast gives them, if all of them
+    have one."""
     return autocast_products(autocast_dtype, args, float32_of={{{float32_of}}})
 
 

@@ -11,6 +11,7 @@ import torch
 import triton
 
 from fuselab.composition import Composition
+from fuselab.ejection.folder import write_folder
 from fuselab.errors import FuselabError
 from fuselab.inspect.assembly import launches
 from fuselab.inspect.assembly.architectures import architecture
@@ -49,10 +50,7 @@ def section(files: Mapping[str, str], name: str) -> str:
 def _kernels(files: Mapping[str, str], name: str) -> list[Kernel]:
     with tempfile.TemporaryDirectory(prefix="fuselab-") as parent:
         folder = Path(parent) / name
-        for place, text in files.items():
-            target = folder / place
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
+        write_folder(folder, files, {})
         found = loading.load(str(folder))
         assert isinstance(found, Composition)
         kernels: list[Kernel] = []

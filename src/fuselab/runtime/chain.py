@@ -1,12 +1,13 @@
 """Launches of Triton kernels that compute a chain of small matrix products in one go.
 
 A program owns rows and computes all products for them, so that nothing between two products goes
-through memory. It reads every weight once, from the cache that all multiprocessors share. What it
-holds of its rows lies in registers, the block of a weight that it multiplies with in shared memory.
+through memory. Every program reads all weights. What it holds of its rows is meant to lie in
+registers, the block of a weight that it multiplies with in shared memory.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +19,10 @@ from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.matmul_precision import input_precision
 from fuselab.runtime.sweep import Sweep
 from fuselab.runtime.triton_launch import launch
+from fuselab.runtime.triton_sweep import divisors
 from fuselab.runtime.tuning import Config, chosen
 
-MOST_COLUMNS = 1024  # of a tile, which lies in registers
+MOST_COLUMNS = 1024  # of which a program holds all
 _MOST_ELEMENTS = 16384  # of the widest tile of a program
 _LEAST = 16  # the least rows, columns and depth of a block of a product
 _STAGES = 2  # blocks of a weight that are in shared memory at a time
@@ -79,7 +81,7 @@ class Chain:
     ) -> Sequence[Config]:
         """Return what tuning may choose from, the default first: as many rows as leave a program
         for every multiprocessor."""
-        count, device = _numel(rows), tensors[0].device
+        count, device = math.prod(rows.values()), tensors[0].device
         width = max(one.element_size() for one in tensors)
         widest = max(map(self._padding(columns), self._padded), default=_LEAST)
         candidates = [
@@ -89,7 +91,7 @@ class Chain:
             for warps in (4, 8)
             if own == _LEAST or own * widest <= _MOST_ELEMENTS
             if self._fits(columns, own, block, width, device)
-        ] or [Config(rows=_LEAST, block=_LEAST, warps=4)]
+        ]
 
         def cost(config: Config) -> tuple[bool, int, int, int]:
             own = int(config["rows"])
@@ -124,16 +126,17 @@ class Chain:
         candidates = self.configs(rows, columns, *tensors)
         bits = 8 * max(one.element_size() for one in tensors)
         padding = self._padding(columns)
-        key = (f"{bits}-bit", power_of_two(_numel(rows)), *map(padding, self._padded))
+        key = (f"{bits}-bit", power_of_two(math.prod(rows.values())), *map(padding, self._padded))
         config = chosen(self._op_name, "triton", key, candidates)
         results = [tensor for tensor, _ in written]
         strides = [swept.strides(place) for place, on_rows in enumerate(swept.on_rows) if on_rows]
         launch(
             self._kernel(),
-            (ceil_div(_numel(rows), int(config["rows"])),),
+            (ceil_div(math.prod(rows.values()), int(config["rows"])),),
             *tensors,
             *columns.values(),
             swept.sizes,
+            divisors(swept, swept.sizes),
             *strides,
             *swept.steps,
             COMPUTE=tl.float32,
@@ -171,10 +174,3 @@ class Chain:
             for depth, across in self._products
         )
         return most <= shared_bytes(device)
-
-
-def _numel(rows: Mapping[str, int]) -> int:
-    count = 1
-    for size in rows.values():
-        count *= size
-    return count

@@ -10,26 +10,6 @@ import triton.language as tl
 
 
 @triton.jit
-def rows_of_program(sizes, BLOCK_ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """Return the positions of this program's rows in the loops over rows, the last loop innermost,
-    and which of the rows exist. ``WIDE`` asks for 64-bit indices."""
-    program = tl.program_id(0)
-    if WIDE:
-        program = program.to(tl.int64)
-    index = program * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    rows = sizes[0]
-    for loop in tl.static_range(1, len(sizes)):
-        rows = rows * sizes[loop]
-    is_row = index < rows
-    inner = ()
-    for loop in tl.static_range(len(sizes) - 1):
-        size = sizes[len(sizes) - 1 - loop]
-        inner = (index % size,) + inner  # type: ignore[assignment]  # noqa: RUF005
-        index = index // size
-    return (index,) + inner, is_row  # noqa: RUF005
-
-
-@triton.jit
 def load_weight(
     pointer, first, depth, depth_step, column, is_column, column_step, BLOCK: tl.constexpr,
     WIDE: tl.constexpr,

@@ -176,7 +176,7 @@ class TritonSweeps:
             *results,
             programs,
             swept.columns.sizes,
-            _divisors(swept, swept.columns.sizes),
+            divisors(swept, swept.columns.sizes),
             *strides,
             COMPUTE=constants["COMPUTE"],
             WIDE=constants["WIDE"],
@@ -241,7 +241,7 @@ def _loops(swept: Sweep, column_loops: int) -> list[tuple[Any, ...]]:
     import triton.language as tl
 
     sizes = swept.sizes
-    found = [sizes, _divisors(swept, sizes)]
+    found = [sizes, divisors(swept, sizes)]
     rows = len(sizes) - column_loops
     for place, has_place in enumerate(map(any, zip(swept.on_rows, swept.on_columns, strict=True))):
         if not has_place and place < swept.read:
@@ -258,7 +258,7 @@ def _loops(swept: Sweep, column_loops: int) -> list[tuple[Any, ...]]:
     return found
 
 
-def _divisors(swept: Sweep, sizes: Sequence[int], may_have_packs: bool = True) -> tuple[Any, ...]:
+def divisors(swept: Sweep, sizes: Sequence[int], may_have_packs: bool = True) -> tuple[Any, ...]:
     """Return what divides by the sizes of loops, for ``triton_loops.position_of``, where packs of
     neighbours may be loaded at once, or not."""
     import triton.language as tl
@@ -290,11 +290,11 @@ def _rows_and_columns(swept: Sweep, sums: int, has_windows: bool) -> list[tuple[
     import triton.language as tl
 
     rows, columns = swept.rows.sizes, swept.columns.sizes
-    found: list[tuple[Any, ...]] = [rows, _divisors(swept, rows, not has_windows)]
+    found: list[tuple[Any, ...]] = [rows, divisors(swept, rows, not has_windows)]
     if has_windows:
         found += [tuple(map(tl.constexpr, columns)), (tl.constexpr(0),) * len(columns)]
     else:
-        found += [columns, _divisors(swept, columns)]
+        found += [columns, divisors(swept, columns)]
     axes = list(zip(swept.on_rows, swept.on_columns, strict=True))
     for place, (on_rows, on_columns) in enumerate(axes[: len(axes) - sums]):
         if on_rows or (place >= swept.read and not on_columns):

@@ -1,5 +1,5 @@
-"""What does not count: keys behind a causal mask, rows that a loss ignores, a branch that is not
-taken. Kernels leave it out; eager multiplies it by zero, which gives NaN of a NaN."""
+"""Operators that leave out what does not count: keys behind a causal mask, rows that a loss
+ignores, a branch that is not taken. Eager multiplies it by zero, which gives NaN of a NaN."""
 
 from __future__ import annotations
 
