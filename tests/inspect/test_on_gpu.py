@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fuselab import ops
 from fuselab.inspect import targets
+from fuselab.inspect.assembly import launches
+from fuselab.inspect.assembly.architectures import architecture
 from fuselab.inspect.explain import explain_target
 from fuselab.inspect.profile import profile, profile_target
 
@@ -92,3 +95,12 @@ def test_explain_times_every_triton_kernel():
     assert all(k["us"] and k["bytes"] and k["lines"] for k in fused)
     assert all(k["us"] for k in facts["kernels"])
     assert 0 < facts["compiled"]["busy_share"] <= 1
+
+
+def test_asm_shows_kernels_for_gpus_that_are_not_there():
+    """PyTorch would allocate on the GPU that a fake tensor is said to be on."""
+    found, _ = launches.of_operator(
+        ops.contract("softmax"), architecture("sm_90"), dtype=torch.bfloat16
+    )
+    assert {one.launched_by for one in found.kernels} >= {"triton forward", "cuda backward"}
+    assert torch.ones(3, device="cuda").sum().item() == 3

@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fuselab.inspect.assembly.architectures import NVIDIA, Architecture
@@ -117,6 +118,8 @@ def pretended_gpu(
         mock.patch.object(torch.cuda, "current_device", lambda: own.index),
         mock.patch.object(torch.cuda, "device", lambda device: contextlib.nullcontext()),
         mock.patch.object(torch.cuda, "synchronize", lambda device=None: None),
+        # Where there is a GPU, it would allocate on the one that is not there.
+        mock.patch.object(fake_tensor, "init_gpu_context", lambda device: None),
         mock.patch.object(JITFunction, "run", run),
         mock.patch.object(Autotuner, "_bench", lambda *args, **keywords: [1.0, 1.0, 1.0]),
         mock.patch.object(CudaSource, "launch", launch),
