@@ -145,7 +145,7 @@ def _composed(cut: Cut, standalone: bool, whole: Whole | None) -> str:
         *(["Inputs"] if "Inputs" in case + drawn else []),
     ]
     signature = ["from fuselab.runtime.signature import accepted"] if drawn else []
-    chosen = [] if whole is None else ["from fuselab.runtime.chain import wants_whole"]
+    chosen = [] if whole is None else ["from fuselab.runtime.forms import Forms"]
     imports = [
         "from fuselab.composition import Composition",
         f"from fuselab.op import {', '.join(contract)}",
@@ -260,11 +260,11 @@ def _function(cut: Cut, whole: Whole | None) -> str:
         name = f"{cut.name}_of_operators"
         given = ", ".join(cut.parameters)
         whole_text = (
+            f"\n\n_FORMS = Forms({whole.name}, {name}, supports)\n"
             f"\n\ndef {cut.name}({flat_parameters(cut.captured)}) -> Any:\n"
-            '    """Compute it in one kernel on a GPU without a gradient, else by operators."""\n'
-            f"    if wants_whole(supports, {given}):\n"
-            f"        return {whole.name}({given})\n"
-            f"    return {name}({given})\n"
+            '    """Compute it in one kernel where that can be done and is faster, as timed at\n'
+            '    the first call of its kind, else by operators."""\n'
+            f"    return _FORMS({given})\n"
         )
     return (
         f"def {name}({flat_parameters(cut.captured)}) -> Any:\n"

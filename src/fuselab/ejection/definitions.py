@@ -118,7 +118,6 @@ COMPOSED = (
     aten.xlogy,
     aten.square,
     aten.t,
-    aten.addmm,
 )
 
 # Gradients of which PyTorch has no derivative, and the operators whose second results they read:
@@ -152,10 +151,27 @@ def _nansum(
     return aten.sum.dim_IntList(known, dim, keepdim, dtype=dtype)  # type: ignore[no-any-return]
 
 
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """Return ``beta * input + alpha * (mat1 @ mat2)``, without ``input`` if ``beta`` is 0, with the
+    matrices as they are: PyTorch's own definition converts those of 16 bits to float32."""
+    product = aten.mm.default(mat1, mat2)
+    if alpha != 1:
+        product = product * alpha
+    if beta == 0:
+        return product  # type: ignore[no-any-return]
+    return (input if beta == 1 else input * beta) + product  # type: ignore[no-any-return]
+
+
 def definitions_in_kernels() -> dict[Any, Callable[..., Any]]:
     """Return the definitions by simpler operators of those that kernels compute so."""
-    own = {**batch_norm.GRADIENT, **random_slopes.DEFINITIONS, **definitions_of_lists()}
-    return {**get_decompositions(COMPOSED), **own, aten.nansum.default: _nansum}
+    own: dict[Any, Callable[..., Any]] = {
+        **batch_norm.GRADIENT,
+        **random_slopes.DEFINITIONS,
+        **definitions_of_lists(),
+        aten.nansum.default: _nansum,
+        aten.addmm.default: _addmm,
+    }
+    return {**get_decompositions(COMPOSED), **own}
 
 
 def definitions_in_formulas() -> dict[Any, Callable[..., Any]]:
