@@ -1,9 +1,12 @@
-"""libdevice's functions for the Triton interpreter, which has none of its own.
+"""Additions to the Triton interpreter: libdevice's functions, and bounds of loops in Triton 3.6.
 
 On a GPU, Triton replaces ``triton.language.extra.libdevice`` by the device's functions when it
 compiles a kernel. The interpreter calls the module's placeholders, which return None. ``install``
 puts functions in their place that compute with PyTorch, in the child process of
 ``runtime/interpreter.py`` alone.
+
+The interpreter keeps a number as an array of one element. Triton 3.6 makes a loop's bound of it by
+``int(array)``, which NumPy refuses from 2.4 on; ``install`` takes the element.
 """
 
 from __future__ import annotations
@@ -53,8 +56,18 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def install() -> None:
-    """Replace the placeholders of ``triton.language.extra.libdevice``."""
+    """Replace the placeholders of ``triton.language.extra.libdevice``, and how the interpreter
+    makes an int of a number."""
     from triton.language.extra import libdevice
+    from triton.runtime import interpreter
+
+    patch_tensor: Any = interpreter._patch_lang_tensor
+
+    def patch_with_index(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda one: int(one.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_with_index
 
     for name, function in FUNCTIONS.items():
         setattr(libdevice, name, _interpreted(function))
