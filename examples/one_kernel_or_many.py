@@ -163,8 +163,9 @@ def empty_cache() -> Iterator[None]:
 
 # ## Speed
 #
-# On a GPU `block` takes the one kernel, because no gradient is wanted. On a CPU both are the
-# operators: there a library's product keeps all cores busy, and one kernel has nothing to gain.
+# On a GPU, where no gradient is wanted, the first call of `block` times the one kernel and the
+# operators, and takes the faster from then on. On a CPU both are the operators: there a library's
+# product keeps all cores busy, and one kernel has nothing to gain.
 
 
 def time_forms() -> None:
@@ -195,7 +196,8 @@ def time_forms() -> None:
 # launches and on memory: narrow layers, small batches, inference. Where a product is large it is
 # bound by arithmetic, the library's is the faster one, and what lies between two products is a
 # small part of the time. Then the operators are the better form, and they are the only one that
-# trains.
+# trains. On an H200 (`benchmarks/whole_forms.py`) a head of 128 columns takes 47 us in one kernel
+# and 97 as operators, and a SwiGLU of 256 to 1024 columns 234 us and 158.
 
 STEPS = (
     what_is_launched_and_moved,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import torch
@@ -18,7 +17,8 @@ from torch.nn import Parameter
 from fuselab.runtime.grid import power_of_two
 
 _ROUNDS = 5
-_CALLS = 4  # of a form in a round
+_ROUND_S = 0.004  # of a form in a round, within these numbers of calls
+_FEWEST_CALLS, _MOST_CALLS = 2, 20
 _MOST_KEPT = 4096  # kinds of calls whose answer is kept
 
 
@@ -28,8 +28,8 @@ class Forms:
     The one kernel may compute a call on a GPU that wants no gradient, outside of autocast,
     torch.compile, ``torch.use_deterministic_algorithms`` and transforms, with arguments that
     ``supports`` refuses by no reason. The first such call with its dtypes and, up to the next power
-    of two, its sizes times both forms, some ten calls of each; not while a CUDA graph is captured,
-    in which operators are taken until the answer is known.
+    of two, its sizes times both forms, up to a hundred calls of each; not while a CUDA graph is
+    captured, in which operators are taken until the answer is known.
     """
 
     def __init__(
@@ -70,16 +70,20 @@ class Forms:
     def _times_faster(self, tensors: tuple[Tensor, ...]) -> bool:
         """Return whether the one kernel takes no more time, or is all that fits into memory."""
         forms = (self._whole, self._operators)
-        seconds: tuple[list[float], list[float]] = ([], [])
-        for _ in range(_ROUNDS + 1):
-            for form, found in zip(forms, seconds, strict=True):
+        least = [float("inf"), float("inf")]
+        calls = 1
+        for number in range(_ROUNDS + 2):
+            for place, form in enumerate(forms):
                 try:
-                    found.append(_seconds(form, tensors))
+                    seconds = _seconds(form, tensors, calls)
                 except torch.OutOfMemoryError:
                     return form is self._operators
-        # The first round compiles, or reads what was compiled.
-        whole, operators = (median(found[1:]) for found in seconds)
-        return whole <= operators
+                if number > 0:  # the first call compiles, or reads what was compiled
+                    least[place] = min(least[place], seconds)
+            if number == 1:
+                calls = min(max(int(_ROUND_S / min(least)), _FEWEST_CALLS), _MOST_CALLS)
+                least = [float("inf"), float("inf")]
+        return least[0] <= least[1]
 
 
 def may_be_whole(*tensors: Tensor) -> bool:
@@ -96,10 +100,11 @@ def may_be_whole(*tensors: Tensor) -> bool:
     return not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors))
 
 
-def _seconds(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> float:
+def _seconds(function: Callable[..., Any], tensors: tuple[Tensor, ...], calls: int) -> float:
+    """Return the seconds of one of ``calls`` calls."""
     torch.cuda.synchronize(tensors[0].device)
     begin = time.perf_counter()
-    for _ in range(_CALLS):
+    for _ in range(calls):
         function(*tensors)
     torch.cuda.synchronize(tensors[0].device)
-    return time.perf_counter() - begin
+    return (time.perf_counter() - begin) / calls
