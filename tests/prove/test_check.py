@@ -17,17 +17,18 @@ from torch import Tensor
 from fuselab import ops
 from fuselab.cli.main import run
 from fuselab.errors import UnknownNameError
-from fuselab.op import Case, FusedOp, Gradient, Inputs
+from fuselab.op import Case, FusedOp, Gradient, Inputs, tensors_in
 from fuselab.prove import check_build, check_device, check_gradients, check_group, check_torch
 from fuselab.prove.check import Asked, _in_lanes, check
 from fuselab.prove.result import Group, Verdict, group_facts, group_from_facts
 from fuselab.prove.rows import Ends
 from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import Check, Outcome, run_check
+from fuselab.prove.trials import MOST_INTERPRETED_ROWS, Check, Outcome, rows_of, run_check
 from fuselab.report.check_text import notes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 check_module = importlib.import_module("fuselab.prove.check")  # fuselab.prove.check is shadowed
+rows_module = importlib.import_module("fuselab.prove.rows")
 QUICK = {"cases", "shapes", "values", "layouts", "gradients"}
 
 
@@ -207,14 +208,13 @@ def test_a_row_whose_time_ends_first_says_so(
     op = honest.make_op("hurried")
     whole = check(op, seed=0, dtype=torch.float32, quick=True, device="cpu")
     assert whole.passed and not whole.cut_short and "cut short" not in str(whole)
-    monkeypatch.setattr(check_group, "QUICK_BUDGET_S", 0.0)
+    monkeypatch.setattr(check_module, "QUICK_LANE_S", 0.0)
     report = check(op, seed=0, dtype=torch.float32, quick=True, device="cpu")
     assert report.passed and report.cut_short and report.groups[0].cut_short
     assert report.trials < report.planned == whole.trials
     assert f"passes, cut short ({report.trials} of {report.planned} trials)" in str(report)
 
     target = tmp_path / "check.json"
-    monkeypatch.setattr(check_group, "QUICK_BUDGET_S", float("inf"))
     arguments = ["check", write_honest(tmp_path), "--quick", "--dtype", "float32"]
     arguments += ["--budget", "1e-9", "--seed", "0"]
     assert run([*arguments, "--device", "cpu", "--json", str(target)]) == 0
@@ -579,14 +579,95 @@ def test_interpreted_rows_are_judged_beside_the_others_and_keep_their_places(
     cpu = torch.device("cpu")
     op = honest.make_op("in_lanes")
     native = Subject.here(op, "plain", cpu, torch.float32)
-    rows = [replace(native, interpreted=True), replace(native, interpreted=True), native, native]
+    later = replace(native, first=False, quick=True)
+    rows = [replace(one, interpreted=True) for one in (native, later)] + [native, later]
+
+    lane_s = 40.0
+    monkeypatch.setattr(check_module, "QUICK_LANE_S", lane_s)
+    given: dict[bool, list[float]] = {True: [], False: []}
 
     def judged(row: Subject, case: str | None) -> Group:
-        if rows.index(row) in (0, 2):
+        if row.first:
             together.wait()  # each lane's first row waits for the other's
+        assert row.budget_s is not None
+        given[row.interpreted].append(row.budget_s)
         return Group(str(row.interpreted), "float32", "cpu", ())
 
     monkeypatch.setattr(check_module, "_row", judged)
     asked = Asked(None, None, True, 0, cpu, None, None, 1.0, lambda line: None)
     groups = _in_lanes(asked, Ends("a_file.py"), rows)
     assert [group.implementation for group in groups] == ["True", "True", "False", "False"]
+    # A lane shares its time, of which a first dtype has twice as much; what it leaves over, as all
+    # of it here, goes to those after it.
+    for first, second in given.values():
+        assert 0.6 * lane_s < first <= lane_s * 2 / 3 < second <= lane_s
+    with_budget = replace(asked, budget_s=7.0)
+    monkeypatch.setattr(check_module, "_row", lambda row, case: seen.append(row.budget_s) or group)
+    seen: list[float | None] = []
+    group = groups[0]
+    _in_lanes(with_budget, Ends("a_file.py"), rows)
+    assert seen == [None] * 4  # they have the budget that was asked for, here by none
+
+
+def test_in_a_hurry_the_interpreter_takes_small_cases_and_few_rows() -> None:
+    op = honest.make_op("small_cases_first")
+    hurried = Subject.here(
+        op, "plain", torch.device("cpu"), torch.float32, quick=True, interpreted=True
+    )
+    taken: list[int] = []
+
+    def trial(subject: Subject, drawn: Trial) -> Outcome:
+        taken.append(sum(one.numel() for one in tensors_in(drawn.args)))
+        return Outcome()
+
+    run_check(hurried, Check("cases", trial, source="cases"))
+    assert len(taken) == len(hurried.small_cases()) > 1
+    assert taken == sorted(taken)
+    smallest = taken[0]
+    taken.clear()
+    result = run_check(hurried, Check("cases", trial, source="cases"), until=0.0)
+    assert taken == [smallest]
+    assert result.planned == len(hurried.small_cases())
+    taken.clear()
+    run_check(replace(hurried, interpreted=False), Check("cases", trial, source="cases"), until=0.0)
+    assert len(taken) == result.planned
+
+    rows: list[int] = []
+
+    def few(subject: Subject, drawn: Trial) -> Outcome:
+        rows.append(rows_of(drawn))
+        return Outcome()
+
+    run_check(hurried, Check("shapes", few, quick=60))
+    assert max(rows) <= MOST_INTERPRETED_ROWS
+    rows.clear()
+    run_check(replace(hurried, interpreted=False), Check("shapes", few, quick=60))
+    assert max(rows) > MOST_INTERPRETED_ROWS
+
+
+def test_in_a_hurry_the_interpreter_leaves_out_what_calls_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = ("shapes", "leaks", "modes")
+    some = [known for known in check_group.CHECKS if known.name in wanted]
+    monkeypatch.setattr(check_group, "CHECKS", tuple(some))
+    cpu = torch.device("cpu")
+    op = honest.make_op("no_time_for_many_calls")
+    hurried = Subject.here(op, "plain", cpu, torch.float32, 2, True, interpreted=True, budget_s=0.0)
+    verdicts = {one.check: one.verdict for one in check_group.run_group(hurried, None).results}
+    assert verdicts == {
+        "shapes": Verdict.PASS,
+        "leaks": Verdict.NOT_JUDGED,
+        "modes": Verdict.NOT_JUDGED,
+    }
+    slow = replace(hurried, budget_s=600.0)
+    verdicts = {one.check: one.verdict for one in check_group.run_group(slow, None).results}
+    assert set(verdicts.values()) == {Verdict.PASS}
+
+
+@pytest.mark.parametrize("cores, halved", [(1, 1), (2, 1), (16, 8)])
+def test_the_threads_of_processes(cores: int, halved: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module.os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert rows_module._threads("reference", apart=False) == halved
+    assert rows_module._threads("candidate", apart=False) is None
+    assert rows_module._threads("candidate", apart=True) == 1

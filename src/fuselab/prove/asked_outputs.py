@@ -169,15 +169,14 @@ def leaked(
     in_use = memory_in_use(tensors_in(args)[0].device)
     if in_use is None:
         return NO_COUNT
+    counters = {"bytes": (in_use, float(_LEAK_BYTES)), **_OTHER_RESOURCES}
     for make, calls, what in _calls(held, args, upstream, count):
-        # A collection of Python's cycles takes 50 ms, so it is made where memory seems to grow.
-        growth = min(_growth(make, calls, in_use, collect=False))
-        if growth > _LEAK_BYTES * calls:
-            growth = min(_growth(make, calls, in_use, collect=True))
-        if growth > _LEAK_BYTES * calls:
-            return _kept(calls, what, f"{growth} bytes")
-        for counted, (in_use_of, least) in _OTHER_RESOURCES.items():
-            growth = min(_growth(make, calls, in_use_of, collect=False))
+        found = _growth(make, calls, [in_use_of for in_use_of, _ in counters.values()])
+        for (counted, (in_use_of, least)), growth in zip(counters.items(), found, strict=True):
+            if growth >= least * calls:
+                # Once more, for what fills slowly; with collections of Python's cycles, of which
+                # each takes 50 ms.
+                (growth,) = _growth(make, calls, [in_use_of], collect=counted == "bytes")
             if growth >= least * calls:
                 return _kept(calls, what, f"{growth} {counted}")
     return None
@@ -204,18 +203,24 @@ _OTHER_RESOURCES: dict[str, tuple[Callable[[], int], float]] = {
 
 
 def _growth(
-    make: Callable[[], Any], count: int, in_use: Callable[[], int], collect: bool
+    make: Callable[[], Any],
+    count: int,
+    counters: Sequence[Callable[[], int]],
+    collect: bool = False,
 ) -> list[int]:
-    """Return by how many bytes the memory in use grows over each of two spans of ``count`` calls,
-    after a shorter span that fills caches."""
+    """Return by how much what each of ``counters`` counts grows over each of two spans of ``count``
+    calls, the lesser of the two, after a shorter span that fills caches."""
     readings = []
     for calls in (count // 4, count, count):
         for _ in range(calls):
             make()
         if collect:
             gc.collect()
-        readings.append(in_use())
-    return [later - earlier for earlier, later in itertools.pairwise(readings)]
+        readings.append([counter() for counter in counters])
+    return [
+        min(later - earlier for earlier, later in itertools.pairwise(one))
+        for one in zip(*readings, strict=True)
+    ]
 
 
 def _calls(

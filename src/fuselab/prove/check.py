@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -29,6 +30,10 @@ from fuselab.prove.subject import Subject
 from fuselab.runtime.cuda_source import device_arch
 
 Progress = Callable[[str], None]
+
+# Seconds for rows that --quick judges one after the other. With the start of their processes, and
+# the quarter of every check's trials that is made in any case, a minute remains one.
+QUICK_LANE_S = 40.0
 
 
 @dataclass(frozen=True)
@@ -78,9 +83,11 @@ def check(
             runs under the interpreter and CUDA C++ is only compiled.
         case: ``CHECK@CASE`` as a failure prints it: only that trial is run, and nothing is built
             beside it.
-        budget_s: the time in seconds for one implementation and dtype, by default 20 s when quick
-            and otherwise 20 minutes. When it ends, each check still makes a quarter of its trials,
-            and the report is ``cut_short``.
+        budget_s: the time in seconds for one implementation and dtype. By default those that are
+            judged one after the other share 40 s when quick (on a GPU, where they are judged side
+            by side, each has 20 s), and each has 20 minutes otherwise. When it ends, each check
+            still makes a quarter of its trials (one under the interpreter when quick), and the
+            report is ``cut_short``.
         progress: called with a line for each implementation, and one more where it is interpreted.
         call_limit_s: the time in seconds for one call in another process, the first of each kind
             five times as long. A call that does not end fails.
@@ -118,7 +125,7 @@ def check(
         cpu = torch.device("cpu")
         if not ends.is_composition(cpu):
             return _check_operator(asked, ends)
-        with Process(op, "candidate", place, limit_s=call_limit_s) as candidate:
+        with Process(op, "candidate", place, limit_s=call_limit_s, patient=True) as candidate:
             whole = Whole.of_ends(ends.reference(place), candidate, place)
             folder = Path(op)
             return _check_composition(
@@ -274,7 +281,18 @@ def _in_lanes(asked: Asked, ends: Ends, rows: Sequence[Group | Subject]) -> list
     the others, unless this process holds the operator."""
 
     def judged(places: Sequence[int]) -> dict[int, Group]:
-        return {place: _row(rows[place], asked.case) for place in places}
+        found: dict[int, Group] = {}
+        until = time.monotonic() + QUICK_LANE_S
+        for number, place in enumerate(places):
+            row = rows[place]
+            if asked.quick and asked.budget_s is None and isinstance(row, Subject):
+                # What earlier rows left over is shared by this one and those after it. A first
+                # dtype has more checks.
+                left = max(until - time.monotonic(), 0.0)
+                shares = [_share(rows[one]) for one in places[number:]]
+                row = replace(row, budget_s=left * shares[0] / sum(shares))
+            found[place] = _row(row, asked.case)
+        return found
 
     interpreted = [
         place for place, row in enumerate(rows) if isinstance(row, Subject) and row.interpreted
@@ -282,10 +300,18 @@ def _in_lanes(asked: Asked, ends: Ends, rows: Sequence[Group | Subject]) -> list
     others = [place for place in range(len(rows)) if place not in interpreted]
     lanes = [lane for lane in (interpreted, others) if lane]
     if ends.op is not None or len(lanes) < 2:
-        return [_row(row, asked.case) for row in rows]
-    with ThreadPoolExecutor(len(lanes)) as pool:
-        found = {place: group for lane in pool.map(judged, lanes) for place, group in lane.items()}
+        found = judged(range(len(rows)))
+    else:
+        with ThreadPoolExecutor(len(lanes)) as pool:
+            found = {place: one for lane in pool.map(judged, lanes) for place, one in lane.items()}
     return [found[place] for place in range(len(rows))]
+
+
+def _share(row: Group | Subject) -> int:
+    """Return a row's share of the time of --quick; a group has been judged."""
+    if isinstance(row, Group):
+        return 0
+    return 2 if row.first else 1
 
 
 def _with_import(group: Group, replaced: Sequence[str]) -> Group:

@@ -277,6 +277,13 @@ CHECKS = (
     # With gradients, without, in inference mode; other threads, another default dtype; without
     # Python's garbage collector, under a profiler, in anomaly mode.
     Check(
-        "modes", every_mode_agrees, quick=3, full=12, max_numel=1024, non_empty=True, shrink_tries=8
+        "modes",
+        every_mode_agrees,
+        quick=3,
+        full=12,
+        max_numel=1024,
+        repeats=True,
+        non_empty=True,
+        shrink_tries=8,
     ),
 )

@@ -25,7 +25,7 @@ from fuselab.prove import (
 from fuselab.prove.held import CandidateError
 from fuselab.prove.result import Group, Result, Verdict
 from fuselab.prove.subject import Subject
-from fuselab.prove.trials import Check, planned_trials, run_check, still_answers
+from fuselab.prove.trials import Check, is_hurried, planned_trials, run_check, still_answers
 from fuselab.runtime import fallback
 
 CHECKS: tuple[Check, ...] = (
@@ -62,20 +62,32 @@ def run_group(subject: Subject, case: str | None, huge_lock: threading.Lock | No
         if broken:
             reason = "an earlier kernel broke this process's CUDA context"
             results.append(Result(known.name, Verdict.NOT_JUDGED, reason))
-        elif known.once and subject.quick and not subject.first and case is None:
+        elif _is_once(subject, known) and case is None:
             reason = "with --quick made in the first dtype only"
             results.append(Result(known.name, Verdict.SKIPPED, reason))
+        elif known.repeats and is_hurried(subject) and time.monotonic() > begin + budget_s:
+            reason = "with --quick no time was left for its many calls under the interpreter"
+            results.append(Result(known.name, Verdict.NOT_JUDGED, reason))
         else:
             # Each check ends early enough for the checks after it; the first half of the budget is
             # open to any check.
             until = begin + budget_s * max(0.5, planned / total)
             results.append(_run(subject, known, case, until))
+            if known in check_memory.STATE_CHECKS:
+                begin = time.monotonic()  # what the first calls built is not the checks' time
             broken = results[-1].verdict is Verdict.FAIL and not still_answers(subject)
     if case is None and not subject.quick and not broken:
         with huge_lock or contextlib.nullcontext():
             results.append(check_device.huge_cases(subject))
     where = "interpreter" if subject.interpreted else subject.device.type
     return Group(subject.implementation, subject.dtype_name, where, tuple(results))
+
+
+def _is_once(subject: Subject, known: Check) -> bool:
+    """Return whether --quick leaves a check to the first dtype, as it does with large inputs under
+    the interpreter."""
+    is_once = known.once or (known.large and subject.interpreted)
+    return is_once and subject.quick and not subject.first
 
 
 def _run(subject: Subject, known: Check, case: str | None, until: float) -> Result:

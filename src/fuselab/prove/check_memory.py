@@ -389,6 +389,7 @@ CHECKS = (
     Check(
         "near values",
         near_values_count,
+        repeats=True,
         quick=2,
         full=8,
         max_numel=1024,

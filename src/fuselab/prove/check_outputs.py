@@ -67,6 +67,7 @@ CHECKS = (
     Check(
         "held outputs",
         results_do_not_share_memory,
+        repeats=True,
         quick=1,
         full=4,
         max_numel=256,
@@ -78,6 +79,7 @@ CHECKS = (
     Check(
         "leaks",
         memory_does_not_grow,
+        repeats=True,
         quick=1,
         full=2,
         max_numel=256,

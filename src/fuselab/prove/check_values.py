@@ -9,7 +9,15 @@ from fuselab.prove.draw import FAR_LAYOUTS, LAYOUTS, SWEPT, VALUES
 from fuselab.prove.held import results
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import Check, Outcome, call_bar, judged
+from fuselab.prove.trials import (
+    MOST_INTERPRETED_ROWS,
+    Check,
+    Outcome,
+    call_bar,
+    is_hurried,
+    judged,
+    rows_of,
+)
 
 
 def output_is_right(subject: Subject, trial: Trial) -> Outcome:
@@ -53,6 +61,8 @@ def large_is_right(subject: Subject, trial: Trial) -> Outcome:
     numel = max((tensor.numel() for tensor in tensors_in(trial.args)), default=0)
     if numel <= trial.draw.target:
         return Outcome(untried=True)
+    if is_hurried(subject) and rows_of(trial) > MOST_INTERPRETED_ROWS:
+        return Outcome(not_judged="with --quick the interpreter is too slow for so many rows")
     op, values, labels = subject.op, list(trial.args), subject.result_names(trial.args)
     places = None
     most = _MOST_FOR_GRADIENTS[subject.first or not subject.quick]

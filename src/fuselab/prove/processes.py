@@ -41,8 +41,9 @@ _MOST_PRINTED = 200  # characters of what a call printed, for the reader
 class Server:
     """The process that workers fork from; see ``fuselab.prove.worker_server``."""
 
-    def __init__(self, interpreted: bool) -> None:
+    def __init__(self, interpreted: bool, patient: bool) -> None:
         self.interpreted = interpreted
+        self.patient = patient
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -81,6 +82,8 @@ class Server:
         }
         if self.interpreted:
             environment = interpreter.environment()
+        if self.patient:
+            environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         with theirs:
             self._process = subprocess.Popen(
                 [
@@ -114,9 +117,10 @@ class Server:
 
 
 @functools.cache
-def server(interpreted: bool) -> Server:
-    """Return the server of this process, of workers that run Triton's interpreter or do not."""
-    found = Server(interpreted)
+def server(interpreted: bool, patient: bool) -> Server:
+    """Return the server of this process, of workers that run Triton's interpreter or do not, and
+    that are ``patient`` or not (``Process``)."""
+    found = Server(interpreted, patient)
     atexit.register(found.close)
     return found
 
@@ -126,7 +130,9 @@ class Process:
     """An end in a process of its own (``fuselab.prove.held.End``), which is started when it is
     first asked, and again after it ended.
 
-    ``spec`` names what it loads. A call may take ``limit_s`` seconds, the first of a procedure
+    ``spec`` names what it loads. While the threads of a ``patient`` process wait for work they
+    sleep; otherwise they spin for a while, which makes the next call faster, and takes the cores
+    from the processes beside it. A call may take ``limit_s`` seconds, the first of a procedure
     ``FIRST_CALL_FACTOR`` times as long.
     """
 
@@ -137,6 +143,7 @@ class Process:
     interpreted: bool = False
     limit_s: float = CALL_LIMIT_S
     threads: int | None = None
+    patient: bool = False
     model: str | None = None  # the class of a model to load in place of an operator
     sandbox: Mapping[str, Any] | None = None
     hangs: int = 0
@@ -167,7 +174,7 @@ class Process:
         self._output = tempfile.TemporaryFile(prefix="fuselab-output-")  # noqa: SIM115 - see close
         ours, theirs = socket.socketpair()
         with theirs:
-            self._pid = server(self.interpreted).fork(theirs, self._output.fileno())
+            self._pid = server(self.interpreted, self.patient).fork(theirs, self._output.fileno())
         self._channel, self._called_before = ours, set()
         settings = {
             "spec": self.spec,
@@ -279,7 +286,7 @@ class Process:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-        status = server(self.interpreted).status(pid)
+        status = server(self.interpreted, self.patient).status(pid)
         self.close()
         return status
 
@@ -313,7 +320,7 @@ class Process:
             for end in (os.killpg, os.kill):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     end(pid, signal.SIGKILL)
-            server(self.interpreted).status(pid)
+            server(self.interpreted, self.patient).status(pid)
             self._output.close()
 
 

@@ -95,7 +95,8 @@ class Ends:
             implementation,
             interpreted,
             limit_s=self.limit_s,
-            threads=_threads_of_a_row() if apart else None,
+            threads=_threads(role, apart),
+            patient=True,
         )
         with self._lock:
             self._started.callback(process.close)
@@ -103,9 +104,15 @@ class Ends:
         return process
 
 
-def _threads_of_a_row() -> int:
-    """Return how many threads each of many rows at a time may use."""
-    return max(1, len(os.sched_getaffinity(0)) // rows_at_a_time())
+def _threads(role: str, apart: bool) -> int | None:
+    """Return how many threads a process may use, None for all. Of rows beside each other each has
+    its share. A reference leaves half the cores to the interpreter's process beside it: on two
+    cores each of its many small operations would wait for the one that is taken. A candidate has
+    all, for what goes wrong between threads."""
+    cores = len(os.sched_getaffinity(0))
+    if apart:
+        return max(1, cores // rows_at_a_time())
+    return max(1, cores // 2) if role == "reference" else None
 
 
 def rows_at_a_time() -> int:

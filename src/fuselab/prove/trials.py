@@ -53,7 +53,8 @@ class Check:
     failing case. With ``once``, --quick makes the check in the first dtype only. With ``turns``,
     layouts and values are taken in turn instead of by chance. With ``swept``, one size is of a long
     list, which is taken in turn, or with --quick by chance. With ``non_empty``, inputs without
-    elements are drawn anew, and those of which none has ``least_numel`` elements.
+    elements are drawn anew, and those of which none has ``least_numel`` elements. One that
+    ``repeats`` calls the implementation dozens of times in each trial.
     """
 
     name: str
@@ -73,12 +74,15 @@ class Check:
     large: bool = False
     deep: bool = False
     swept: bool = False
+    repeats: bool = False
 
 
 _COPIES_OF_A_SEARCH = 4
 _TRIES_AFTER_A_DEATH = 12  # each starts a process, which takes up to a second
 _WIDE_DRAWS = 6  # after so many, a large trial may have short rows
 _DRAWS_OF_A_SIZE = 4
+# With --quick, of trials under the interpreter, which takes 10 ms for a program.
+MOST_INTERPRETED_ROWS = 200
 _DRAWS = 20  # how often a trial of a ``non_empty`` check is drawn anew
 LEAST_SHARE = 0.25  # the share of a check's trials that is run even after its time has ended
 
@@ -89,7 +93,8 @@ def run_check(
     """Run all trials of one check, or the one that ``case`` names (an operator's case, or choices).
 
     After ``until`` (a value of ``time.monotonic``) no trial begins once a quarter of them was made;
-    the result then counts how many were ``planned``. An operator's own cases are all run.
+    the result then counts how many were ``planned``. An operator's own cases are all run, but in a
+    hurry (``is_hurried``), where the smaller ones come first, and one trial of a check is enough.
     """
     refusal = check.applies(subject)
     if refusal is not None:
@@ -97,10 +102,14 @@ def run_check(
     tried, untried, refused, planned, unsupported = 0, 0, None, 0, 0
     not_judged = None
     worst = Outcome()
+    hurried = is_hurried(subject)
+    ends = check.source == "draws" or hurried
     count = planned_trials(subject, check)
-    least = max(1, round(count * LEAST_SHARE))
+    if check.source == "cases":
+        count = len(subject.small_cases())
+    least = 1 if hurried else max(1, round(count * LEAST_SHARE))
     for begun, (label, trial) in enumerate(_trials(subject, check, case)):
-        if check.source == "draws" and begun >= least and time.monotonic() > until:
+        if ends and begun >= least and time.monotonic() > until:
             planned = count - begun
             break
         if trial is None:
@@ -143,6 +152,11 @@ def run_check(
     )
 
 
+def is_hurried(subject: Subject) -> bool:
+    """Return whether a trial can take as long as a hurried user waits for all of them."""
+    return subject.interpreted and subject.quick
+
+
 def planned_trials(subject: Subject, check: Check) -> int:
     """Return how many inputs a check draws: a third as many under the slow interpreter."""
     count = check.quick if subject.quick else check.full
@@ -168,9 +182,12 @@ def _trials(subject: Subject, check: Check, case: str | None) -> Any:
     """Yield (label, trial) pairs; the label is a case's name or choices joined by dots, else
     None."""
     if check.source == "cases":
-        for known in subject.small_cases():
-            if case is None or case == known.name:
-                yield known.name, subject.from_case(check.name, known)
+        made = (
+            (known.name, subject.from_case(check.name, known))
+            for known in subject.small_cases()
+            if case is None or case == known.name
+        )
+        yield from sorted(made, key=_elements) if is_hurried(subject) else made
         return
     if case is not None:
         yield case, _replay(subject, check, [int(choice) for choice in case.split(".")])
@@ -179,10 +196,15 @@ def _trials(subject: Subject, check: Check, case: str | None) -> Any:
         yield None, _drawn(subject, check, index)
 
 
+def _elements(made: tuple[str, Trial | None]) -> int:
+    return 0 if made[1] is None else sum(one.numel() for one in tensors_in(made[1].args))
+
+
 def _drawn(subject: Subject, check: Check, index: int) -> Trial | None:
     """Draw the trial with this index, anew where it does not suit the check."""
     trial = None
-    often = check.non_empty or check.large or check.deep
+    hurried = is_hurried(subject)
+    often = check.non_empty or check.large or check.deep or hurried
     for again in range(_DRAWS_OF_A_SIZE if check.swept else _DRAWS if often else 1):
         found = subject.draw(
             check.name,
@@ -196,7 +218,9 @@ def _drawn(subject: Subject, check: Check, index: int) -> Trial | None:
             swept=check.swept,
         )
         trial = found or trial
-        if found is not None and _suits(check, found, index if again < _WIDE_DRAWS else None):
+        if found is None or (hurried and rows_of(found) > MOST_INTERPRETED_ROWS):
+            continue
+        if _suits(check, found, index if again < _WIDE_DRAWS else None):
             return found
     return trial
 
@@ -221,6 +245,18 @@ def _suits(check: Check, trial: Trial, index: int | None) -> bool:
         return all(sizes) and widest > trial.draw.target
     is_large = not check.large or largest > trial.draw.target
     return all(sizes) and is_large and largest >= check.least_numel
+
+
+def rows_of(trial: Trial) -> int:
+    """Return the most rows that a tensor has, for each of which there may be a program."""
+    return max(
+        (
+            one.numel() // one.shape[-1]
+            for one in tensors_in(trial.args)
+            if one.numel() and one.ndim
+        ),
+        default=0,
+    )
 
 
 def _replay(subject: Subject, check: Check, choices: Sequence[int]) -> Trial | None:

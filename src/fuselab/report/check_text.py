@@ -140,7 +140,8 @@ def notes(report: CheckReport) -> list[str]:
         )
     if report.cut_short:
         lines.append(
-            "cut short: the row's time ended first; of every check at least a quarter was run"
+            "cut short: the row's time ended first; of every check at least a quarter was run, or "
+            "with --quick under the interpreter one trial"
         )
     return lines
 
