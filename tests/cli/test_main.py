@@ -20,6 +20,12 @@ from fuselab.cli.main import run
             "fuselab: No such command 'jury'. 'fuselab --help' shows the call.\n",
         ),
         (
+            ["fuse", "model.py"],
+            "fuselab: 'fuse' is no command, for it changes a model that runs: call "
+            "fuselab.fuse(model, example_inputs) in Python. 'fuselab study' shows what it would do."
+            "\n",
+        ),
+        (
             ["train", "dlrm", "--seed", "x"],
             "fuselab: Invalid value for '--seed': 'x' is not a valid integer. "
             "'fuselab train dlrm --help' shows the call.\n",

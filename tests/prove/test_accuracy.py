@@ -71,6 +71,18 @@ def test_a_large_row_does_not_excuse_a_small_one() -> None:
     assert "row 1" in judge(ours, eager, exact).problem
 
 
+def test_float64_s_zero_may_be_one_that_underflowed() -> None:
+    """exp(-740) is a number, and 1 / (1 + exp(740)) is 0."""
+    limits = torch.finfo(torch.float64)
+    zero = t(0.0, dtype=torch.float64)
+    below = t(-limits.tiny / 2, dtype=torch.float64)
+    assert judge(below, zero, -zero).problem is None
+    assert judge(t(limits.tiny, dtype=torch.float64), zero, zero).problem is not None
+    assert judge(zero, below, below).problem is not None  # the other way a number is lost
+    single = t(torch.finfo(torch.float32).tiny / 2)
+    assert judge(single, t(0.0), zero).problem is not None
+
+
 def test_one_dimension_is_one_row() -> None:
     exact = torch.tensor([1e6, 1e-3], dtype=torch.float64)
     ours = exact.float()

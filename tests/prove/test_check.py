@@ -601,6 +601,10 @@ def test_interpreted_rows_are_judged_beside_the_others_and_keep_their_places(
     # of it here, goes to those after it.
     for first, second in given.values():
         assert 0.6 * lane_s < first <= lane_s * 2 / 3 < second <= lane_s
+    for operators, each_s in ((2, lane_s / 2), (30, check_module._LEAST_LANE_S)):
+        given[False].clear()
+        _in_lanes(replace(asked, operators=operators), Ends("a_file.py"), rows)
+        assert 0.6 * each_s < given[False][0] <= each_s * 2 / 3
     with_budget = replace(asked, budget_s=7.0)
     monkeypatch.setattr(check_module, "_row", lambda row, case: seen.append(row.budget_s) or group)
     seen: list[float | None] = []

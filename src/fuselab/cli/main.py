@@ -16,11 +16,22 @@ import typer
 
 import fuselab.cli
 from fuselab.cli.options import Verbs
-from fuselab.errors import FuselabError
+from fuselab.errors import ArgumentError, FuselabError
+
+# Functions that a user looks for among the commands.
+_ONLY_IN_PYTHON = {
+    "fuse": "'fuse' is no command, for it changes a model that runs: call "
+    "fuselab.fuse(model, example_inputs) in Python. 'fuselab study' shows what it would do.",
+}
 
 
 class _Verbs(typer.core.TyperGroup):
     """A command group that turns Ctrl-C into click's Abort; typer would exit with 130 silently."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _ONLY_IN_PYTHON:
+            raise ArgumentError(_ONLY_IN_PYTHON[cmd_name])
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> object:
         try:

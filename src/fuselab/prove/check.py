@@ -34,6 +34,7 @@ Progress = Callable[[str], None]
 # Seconds for rows that --quick judges one after the other. With the start of their processes, and
 # the quarter of every check's trials that is made in any case, a minute remains one.
 QUICK_LANE_S = 40.0
+_LEAST_LANE_S = 10.0  # of each operator of a composition, which share that time
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Asked:
     budget_s: float | None
     call_limit_s: float
     progress: Progress
+    operators: int = 1  # that are checked one after the other
 
 
 def check(
@@ -279,10 +281,13 @@ def _judged(asked: Asked, ends: Ends, rows: Sequence[Group | Subject]) -> list[G
 def _in_lanes(asked: Asked, ends: Ends, rows: Sequence[Group | Subject]) -> list[Group]:
     """Judge rows one after the other; those in Triton's interpreter, which has one thread, beside
     the others, unless this process holds the operator."""
+    lane_s = QUICK_LANE_S
+    if asked.operators > 1:
+        lane_s = max(QUICK_LANE_S / asked.operators, _LEAST_LANE_S)
 
     def judged(places: Sequence[int]) -> dict[int, Group]:
         found: dict[int, Group] = {}
-        until = time.monotonic() + QUICK_LANE_S
+        until = time.monotonic() + lane_s
         for number, place in enumerate(places):
             row = rows[place]
             if asked.quick and asked.budget_s is None and isinstance(row, Subject):
@@ -338,9 +343,10 @@ def _check_composition(
     if asked.case is not None:
         raise ArgumentError("a case is one operator's; name the operator's own folder.")
     groups: list[Group] = []
+    shared = replace(asked, operators=len(whole.operators))
     for name in whole.operators:
         with ends_of(name) as ends:
-            report = _check_operator(asked, ends)
+            report = _check_operator(shared, ends)
         groups += [
             replace(group, implementation=f"{name} {group.implementation}")
             for group in report.groups
