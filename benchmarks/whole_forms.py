@@ -5,8 +5,9 @@ one kernel of the whole, as ``fuselab eject --whole`` writes them.
 
 Each line is a function in bfloat16, without a gradient: microseconds of device time (CUDA graphs,
 cold L2, medians) of every form, and of ``function``, which is what a user calls and which takes the
-faster of the last two, as timed in its first call; its largest error against float64, over the
-largest value, beside that of PyTorch's calls. Needs a CUDA device; takes two minutes.
+faster of the last two, as timed in its first call. The file also has the largest error of PyTorch's
+calls and of the one kernel against float64, over the largest value. Needs a CUDA device; takes a
+minute or two.
 """
 
 from __future__ import annotations

@@ -396,7 +396,7 @@ def test_addmm_with_factors(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__name__)
 def test_on_a_gpu(function: Callable[..., Any], written: Callable[[Any], Path]) -> None:
-    """The kernel is as near to float64 as eager is, but for what rounding between calls hides."""
+    """Within a few roundings of its dtype, of the largest result."""
     op = module(written(function), f"{function.__name__}_whole.op")
     for shapes in FUNCTIONS[function]:
         for dtype, near in ((torch.float32, 2e-6), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)):

@@ -164,7 +164,8 @@ def leaked(
     nothing counts the memory in use.
 
     Memory that is taken once, as by a cache, does not count; the calls of two spans of ``count``
-    must each take more. The same is asked of address space, open files and threads.
+    must each take more, and so must those of two spans after them. The same is asked of address
+    space, open files and threads.
     """
     in_use = memory_in_use(tensors_in(args)[0].device)
     if in_use is None:

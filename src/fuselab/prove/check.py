@@ -31,8 +31,8 @@ from fuselab.runtime.cuda_source import device_arch
 
 Progress = Callable[[str], None]
 
-# Seconds for rows that --quick judges one after the other. With the start of their processes, and
-# the quarter of every check's trials that is made in any case, a minute remains one.
+# Seconds for rows that --quick judges one after the other. The start of their processes and the
+# trials that are made in any case come on top.
 QUICK_LANE_S = 40.0
 _LEAST_LANE_S = 10.0  # of each operator of a composition, which share that time
 

@@ -33,14 +33,8 @@ def public_function(registration: Registration) -> Callable[..., Any]:
     short = registration.op.short_name
     forward_id = registration.forward_id
     has_residuals = registration.op.residual_count > 0
-    by_python = _binder(names, defaults)
 
     def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        if by_python is not None and not torch.compiler.is_compiling():
-            try:
-                return by_python(*args, **kwargs)
-            except TypeError:  # too many, too few, or of another name: what follows says which
-                pass
         if len(args) > arity:
             raise ArgumentTypeError(f"{short}: takes {arity} arguments, got {len(args)}.")
         bound = list(args)
@@ -103,19 +97,6 @@ def public_function(registration: Registration) -> Callable[..., Any]:
         ]
     )
     return public
-
-
-def _binder(
-    names: tuple[str, ...], defaults: dict[str, Any]
-) -> Callable[..., tuple[Any, ...]] | None:
-    """Return a function of these parameters that returns them in a tuple, which takes a tenth of
-    the time of a loop over the names; None where a parameter with a default precedes one
-    without."""
-    if names[len(names) - len(defaults) :] != tuple(defaults):
-        return None
-    binder: Any = eval(f"lambda {', '.join(names)}: ({''.join(f'{name}, ' for name in names)})")
-    binder.__defaults__ = tuple(defaults.values())
-    return binder  # type: ignore[no-any-return]
 
 
 def _call(registration: Registration, args: tuple[Any, ...], implementation: str) -> Any:
