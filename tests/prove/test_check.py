@@ -672,6 +672,9 @@ def test_in_a_hurry_the_interpreter_leaves_out_what_calls_often(
 @pytest.mark.parametrize("cores, halved", [(1, 1), (2, 1), (16, 8)])
 def test_the_threads_of_processes(cores: int, halved: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module.os, "sched_getaffinity", lambda _: set(range(cores)))
-    assert rows_module._threads("reference", apart=False) == halved
-    assert rows_module._threads("candidate", apart=False) is None
-    assert rows_module._threads("candidate", apart=True) == 1
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert rows_module._threads("reference", cpu, apart=False) == halved
+    assert rows_module._threads("candidate", cpu, apart=False) is None
+    assert rows_module._threads("candidate", gpu, apart=True) == 1
+    assert rows_module._threads("candidate", cpu, apart=True) is None
+    assert rows_module._threads("reference", gpu, apart=True) == 1

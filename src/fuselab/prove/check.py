@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,11 +26,13 @@ from fuselab.prove.held import CandidateError, End, RemoteError
 from fuselab.prove.load import refuse_unknown, spec_of
 from fuselab.prove.processes import CALL_LIMIT_S, Process
 from fuselab.prove.result import CheckReport, Group, Result, Verdict
+from fuselab.prove.row_apart import RowApart, huge_room, with_import
 from fuselab.prove.rows import Ends, rows_at_a_time
 from fuselab.prove.subject import Subject
 from fuselab.runtime.cuda_source import device_arch
 
 Progress = Callable[[str], None]
+Row = Group | Subject | RowApart  # judged, to judge in turn, to judge beside others
 
 # Seconds for rows that --quick judges one after the other. The start of their processes and the
 # trials that are made in any case come on top.
@@ -94,8 +97,8 @@ def check(
         call_limit_s: the time in seconds for one call in another process, the first of each kind
             five times as long. A call that does not end fails.
 
-    On a GPU each implementation and dtype is checked in its own processes, if there are several and
-    another process can import the operator.
+    With a GPU each implementation and dtype has processes of its own, which judge it beside the
+    others, if there are several and another process can import the operator.
 
     Raises:
         UnknownNameError: the operator has no such implementation or dtype, or the library no such
@@ -147,7 +150,7 @@ def _check_operator(asked: Asked, ends: Ends) -> CheckReport:
     if asked.case is not None:
         check_of(asked.case)
     dtypes = list(facts.dtypes) if dtype is None else [dtype]
-    rows: list[Group | Subject] = []
+    rows: list[Row] = []
     for name in facts.implementations if implementation is None else (implementation,):
         asked.progress(f"{facts.name}: {name}")
         runs_here = facts.implementations[name] == "cpu" or asked.place.type == "cuda"
@@ -164,7 +167,7 @@ def _check_operator(asked: Asked, ends: Ends) -> CheckReport:
                 f"{name} runs in Triton's interpreter: with --quick, about a minute per dtype"
             )
             rows += _interpreted(asked, ends, facts, name, dtypes)
-    groups = [_with_import(group, ends.replaced) for group in _judged(asked, ends, rows)]
+    groups = [with_import(group, ends.replaced) for group in _judged(asked, ends, rows)]
     return CheckReport(facts.name, asked.seed, asked.quick, str(asked.place), tuple(groups))
 
 
@@ -179,13 +182,27 @@ def _errors_named(spec: str | None):  # type: ignore[no-untyped-def]
 
 def _subjects(
     asked: Asked, ends: Ends, facts: Facts, name: str, dtypes: Sequence[torch.dtype]
-) -> list[Group | Subject]:
-    """Return the subjects of an implementation that runs here, one per dtype."""
+) -> list[Row]:
+    """Return the rows of an implementation that runs here, one per dtype."""
     on_gpu = facts.implementations[name] == "cuda"
     device = asked.place if on_gpu else torch.device("cpu")
     several = len(dtypes) > 1 or (asked.implementation is None and len(facts.implementations) > 1)
-    importable = ends.spec is not None
-    apart = on_gpu and several and importable and asked.case is None
+    if asked.place.type == "cuda" and several and ends.spec is not None and asked.case is None:
+        return [
+            RowApart(
+                facts,
+                ends.spec,
+                name,
+                device,
+                wanted,
+                asked.seed,
+                asked.quick,
+                number == 0,
+                asked.budget_s,
+                asked.call_limit_s,
+            )
+            for number, wanted in enumerate(dtypes)
+        ]
     return [
         _subject(
             asked,
@@ -194,8 +211,8 @@ def _subjects(
             name,
             wanted,
             number == 0,
-            ends.reference(device, apart=apart),
-            ends.candidate(device, name, apart=apart),
+            ends.reference(device),
+            ends.candidate(device, name),
         )
         for number, wanted in enumerate(dtypes)
     ]
@@ -203,13 +220,13 @@ def _subjects(
 
 def _interpreted(
     asked: Asked, ends: Ends, facts: Facts, name: str, dtypes: Sequence[torch.dtype]
-) -> list[Group | Subject]:
+) -> list[Row]:
     """Return the rows of a Triton implementation under the interpreter.
 
     bfloat16 is not judged, because the interpreter's stores truncate instead of rounding to
     nearest; nor is an operator that no other process can import.
     """
-    rows: list[Group | Subject] = []
+    rows: list[Row] = []
     cpu = torch.device("cpu")
     for number, wanted in enumerate(dtypes):
         reason = None
@@ -257,28 +274,28 @@ def _subject(
     )
 
 
-def _judged(asked: Asked, ends: Ends, rows: Sequence[Group | Subject]) -> list[Group]:
-    """Judge the subjects among the rows; those on a GPU with processes of their own several at a
-    time."""
-    apart = [
-        row
-        for row in rows
-        if isinstance(row, Subject)
-        and row.device.type == "cuda"
-        and isinstance(row.reference, Process)
-    ]
-    if len(apart) < 2:
+def _judged(asked: Asked, ends: Ends, rows: Sequence[Row]) -> list[Group]:
+    """Judge the rows: beside each other those that are judged apart, then the others."""
+    apart = [row for row in rows if isinstance(row, RowApart)]
+    if not apart:
         return _in_lanes(asked, ends, rows)
+    on_gpu = {row.implementation: row.device for row in apart if row.device.type == "cuda"}
     arch = device_arch(asked.place.index or 0)
-    for subject in {row.implementation: row for row in apart}.values():
-        ahead = ends.candidate(subject.device, subject.implementation, apart=True)
+    for name, device in on_gpu.items():
+        ahead = ends.candidate(device, name)
         threading.Thread(target=check_build.compile_ahead, args=(ahead, arch), daemon=True).start()
-    lock = threading.Lock()
-    with ThreadPoolExecutor(min(len(rows), rows_at_a_time())) as pool:
-        return list(pool.map(lambda row: _row(row, asked.case, lock), rows))
+    with (
+        tempfile.TemporaryDirectory(prefix="fuselab-room-") as folder,
+        ThreadPoolExecutor(min(len(apart), rows_at_a_time())) as pool,
+    ):
+        room = huge_room(Path(folder), asked.place)
+        found = iter(list(pool.map(lambda row: row.group(room), apart)))
+    return _in_lanes(
+        asked, ends, [next(found) if isinstance(row, RowApart) else row for row in rows]
+    )
 
 
-def _in_lanes(asked: Asked, ends: Ends, rows: Sequence[Group | Subject]) -> list[Group]:
+def _in_lanes(asked: Asked, ends: Ends, rows: Sequence[Row]) -> list[Group]:
     """Judge rows one after the other; those in Triton's interpreter, which has one thread, beside
     the others, unless this process holds the operator."""
     lane_s = QUICK_LANE_S
@@ -312,27 +329,20 @@ def _in_lanes(asked: Asked, ends: Ends, rows: Sequence[Group | Subject]) -> list
     return [found[place] for place in range(len(rows))]
 
 
-def _share(row: Group | Subject) -> int:
+def _share(row: Row) -> int:
     """Return a row's share of the time of --quick; a group has been judged."""
-    if isinstance(row, Group):
+    if not isinstance(row, Subject):
         return 0
     return 2 if row.first else 1
 
 
-def _with_import(group: Group, replaced: Sequence[str]) -> Group:
-    """Return a group that fails where the file's import replaced what the file is judged by."""
-    if not replaced:
-        return group
-    reason = f"its import replaces {', '.join(replaced)}, by which it is judged"
-    return replace(group, results=(Result("import", Verdict.FAIL, reason), *group.results))
-
-
-def _row(row: Group | Subject, case: str | None, lock: threading.Lock | None = None) -> Group:
+def _row(row: Row, case: str | None) -> Group:
     """Return a row's group, and end the candidate's process."""
     if isinstance(row, Group):
         return row
+    assert isinstance(row, Subject)
     try:
-        return run_group(row, case) if lock is None else run_group(row, case, lock)
+        return run_group(row, case)
     finally:
         row.candidate.renew()
 

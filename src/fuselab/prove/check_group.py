@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -45,10 +47,15 @@ QUICK_BUDGET_S = 20.0  # seconds for the checks of one implementation and dtype
 BUDGET_S = 1200.0
 
 
-def run_group(subject: Subject, case: str | None, huge_lock: threading.Lock | None = None) -> Group:
+def run_group(
+    subject: Subject,
+    case: str | None,
+    huge_room: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Group:
     """Run all checks of one implementation and dtype, or only the trial ``case``.
 
-    Huge cases wait for ``huge_lock``, because a GPU's memory holds those of only one row.
+    Huge cases run in a context that ``huge_room`` makes, which waits until there is memory for
+    them.
     """
     results: list[Result] = []
     checks = CHECKS if case is None else (check_of(case),)
@@ -77,7 +84,7 @@ def run_group(subject: Subject, case: str | None, huge_lock: threading.Lock | No
                 begin = time.monotonic()  # what the first calls built is not the checks' time
             broken = results[-1].verdict is Verdict.FAIL and not still_answers(subject)
     if case is None and not subject.quick and not broken:
-        with huge_lock or contextlib.nullcontext():
+        with huge_room():
             results.append(check_device.huge_cases(subject))
     where = "interpreter" if subject.interpreted else subject.device.type
     return Group(subject.implementation, subject.dtype_name, where, tuple(results))

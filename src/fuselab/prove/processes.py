@@ -2,7 +2,9 @@
 
 The judge itself never imports a file that it judges. A *reference process* imports it and answers
 for the declaration; a *candidate process* imports it again and runs the implementation. Whatever a
-candidate's process does to itself, the comparison, the bar, the verdict and the clock are here.
+candidate's process does to itself, the comparison, the bar, the verdict and the clock are here. A
+command that judges several rows at a time asks a *judge process* for each, which has such processes
+of its own.
 """
 
 from __future__ import annotations
@@ -46,13 +48,21 @@ class Server:
         self.patient = patient
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_inherited = False
 
-    def fork(self, channel: socket.socket, output: int) -> int:
+    @classmethod
+    def inherited(cls, control: socket.socket, interpreted: bool, patient: bool) -> Server:
+        """Return the server that this process was forked from, which listens on ``control``."""
+        found = cls(interpreted, patient)
+        found._control, found._is_inherited = control, True
+        return found
+
+    def fork(self, channel: socket.socket, output: int, may_ask: bool = False) -> int:
         """Start a worker on its end of ``channel``, whose standard output is ``output``, and
-        return its process id."""
+        return its process id. A worker that ``may_ask`` can have this server fork others."""
         with self._lock:
             self._start_if_needed()
-            pid = self._request({"ask": "fork"}, [channel.fileno(), output])
+            pid = self._request({"ask": "fork", "may_ask": may_ask}, [channel.fileno(), output])
         if not isinstance(pid, int):
             raise TargetError("no process could be started to run the candidate in.")
         return pid
@@ -73,7 +83,7 @@ class Server:
             return None
 
     def _start_if_needed(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self._is_inherited or (self._process is not None and self._process.poll() is None):
             return
         self._control, theirs = socket.socketpair()
         environment = {
@@ -116,10 +126,21 @@ class Server:
         process.wait()
 
 
+_inherited: list[Server] = []
+
+
+def inherit(control: socket.socket, interpreted: bool, patient: bool) -> None:
+    """Use the server that this process was forked from for its own processes."""
+    _inherited.append(Server.inherited(control, interpreted, patient))
+
+
 @functools.cache
 def server(interpreted: bool, patient: bool) -> Server:
     """Return the server of this process, of workers that run Triton's interpreter or do not, and
     that are ``patient`` or not (``Process``)."""
+    for known in _inherited:
+        if (known.interpreted, known.patient) == (interpreted, patient):
+            return known
     found = Server(interpreted, patient)
     atexit.register(found.close)
     return found
@@ -130,14 +151,14 @@ class Process:
     """An end in a process of its own (``fuselab.prove.held.End``), which is started when it is
     first asked, and again after it ended.
 
-    ``spec`` names what it loads. While the threads of a ``patient`` process wait for work they
-    sleep; otherwise they spin for a while, which makes the next call faster, and takes the cores
-    from the processes beside it. A call may take ``limit_s`` seconds, the first of a procedure
-    ``FIRST_CALL_FACTOR`` times as long.
+    ``spec`` names what it loads; a ``judge`` loads nothing. While the threads of a ``patient``
+    process wait for work they sleep; otherwise they spin for a while, which makes the next call
+    faster, and takes the cores from the processes beside it. A call may take ``limit_s`` seconds,
+    the first of a procedure ``FIRST_CALL_FACTOR`` times as long.
     """
 
     spec: str
-    role: Literal["reference", "candidate"]
+    role: Literal["reference", "candidate", "judge"]
     device: torch.device
     implementation: str | None = None
     interpreted: bool = False
@@ -174,7 +195,9 @@ class Process:
         self._output = tempfile.TemporaryFile(prefix="fuselab-output-")  # noqa: SIM115 - see close
         ours, theirs = socket.socketpair()
         with theirs:
-            self._pid = server(self.interpreted, self.patient).fork(theirs, self._output.fileno())
+            self._pid = server(self.interpreted, self.patient).fork(
+                theirs, self._output.fileno(), may_ask=self.role == "judge"
+            )
         self._channel, self._called_before = ours, set()
         settings = {
             "spec": self.spec,
@@ -182,6 +205,7 @@ class Process:
             "device": self.device,
             "implementation": self.implementation,
             "interpreted": self.interpreted,
+            "patient": self.patient,
             "threads": self.threads,
             "model": self.model,
             "sandbox": self.sandbox,
@@ -258,7 +282,7 @@ class Process:
 
     @property
     def _called(self) -> str:
-        return "the call" if self.role == "candidate" else "the reference"
+        return {"candidate": "the call", "reference": "the reference", "judge": "it"}[self.role]
 
     def _refuse_prints(self) -> None:
         """Raise CandidateError if the call wrote to standard output."""

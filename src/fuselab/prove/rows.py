@@ -2,9 +2,9 @@
 
 An operator that the user names is held by processes: one that answers for its declaration, and one
 for each row that runs the implementation. An operator object that only the caller's process holds
-stays there, and so do both ends. Triton's interpreter always has processes of its own. On a GPU
-rows run several at a time, each with processes of its own, so that first runs compile in parallel
-and a kernel that breaks its CUDA context ends its own row only.
+stays there, and so do both ends. Triton's interpreter always has processes of its own. With a GPU
+rows run several at a time, each with processes of its own (``fuselab.prove.row_apart``), so that
+first runs compile in parallel and a kernel that breaks its CUDA context ends its own row only.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Ends:
             implementation,
             interpreted,
             limit_s=self.limit_s,
-            threads=_threads(role, apart),
+            threads=_threads(role, device, apart),
             patient=True,
         )
         with self._lock:
@@ -104,15 +104,14 @@ class Ends:
         return process
 
 
-def _threads(role: str, apart: bool) -> int | None:
+def _threads(role: str, device: torch.device, apart: bool) -> int | None:
     """Return how many threads a process may use, None for all. Of rows beside each other each has
-    its share. A reference leaves half the cores to the interpreter's process beside it: on two
-    cores each of its many small operations would wait for the one that is taken. A candidate has
+    one. A reference leaves half the cores to the interpreter's process beside it: on two cores each
+    of its many small operations would wait for the one that is taken. A candidate on the CPU has
     all, for what goes wrong between threads."""
-    cores = len(os.sched_getaffinity(0))
-    if apart:
-        return max(1, cores // rows_at_a_time())
-    return max(1, cores // 2) if role == "reference" else None
+    if role == "candidate" and (device.type == "cpu" or not apart):
+        return None
+    return 1 if apart else max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def rows_at_a_time() -> int:

@@ -2,8 +2,9 @@
 
 The server has imported torch and fuselab, and neither a candidate nor CUDA, so a worker starts in
 milliseconds where importing torch takes two seconds. It runs no tensor operation, because threads
-do not survive a fork. It answers one request at a time on its control socket: ``fork``, with the
-worker's channel and output file as descriptors, and ``status``, how a worker ended.
+do not survive a fork. It answers one request at a time on its control sockets: ``fork``, with the
+worker's channel and output file as descriptors, and ``status``, how a worker ended. A worker that
+judges a row has a control socket of its own, by which it asks for the row's ends.
 
 A worker imports the operator that it is told, says so, and then answers one procedure after the
 other (``fuselab.prove.held``) until its channel closes.
@@ -15,13 +16,14 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import signal
 import socket
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -47,6 +49,8 @@ from fuselab.prove import (  # noqa: F401 - the modules whose procedures are ask
     asked_timing,
     asked_torch,
     check_composition,
+    processes,
+    row_apart,
     sandbox,
     wire,
 )
@@ -69,34 +73,68 @@ def die_with_parent() -> None:
 
 
 def serve(control: socket.socket) -> None:
-    """Answer requests until the control socket closes.
+    """Answer requests until the command's control socket closes.
 
     Processes that a worker leaves behind become children of this one, whatever session they are in,
     and end when the worker's status is asked for.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     workers: set[int] = set()
+    controls = {control.fileno(): control}
+    ready = select.poll()  # select.select knows no descriptor above 1023
+    ready.register(control, select.POLLIN)
     while True:
-        text, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 2)
-        if not text:
-            return
-        request = json.loads(text)
-        if request["ask"] == "fork":
-            pid = os.fork()
-            if pid == 0:
-                control.close()
-                channel, output = descriptors
-                _become_worker(socket.socket(fileno=channel), output)
-            for descriptor in descriptors:
-                os.close(descriptor)
-            workers.add(pid)
-            reply: Any = pid
-        else:
-            reply = _status_of(request["pid"])
-            if reply is not None:
-                workers.discard(request["pid"])
-            _end_children_but(workers)
-        control.sendall(json.dumps(reply).encode())
+        for number, _ in ready.poll():
+            asker = controls[number]
+            try:
+                text, descriptors, _, _ = socket.recv_fds(asker, 1 << 16, 2)
+            except ConnectionError:
+                text = b""
+            if text:
+                more = _answer(asker, json.loads(text), descriptors, workers, controls)
+                if more is not None:
+                    controls[more.fileno()] = more
+                    ready.register(more, select.POLLIN)
+                continue
+            if asker is control:
+                return
+            ready.unregister(asker)
+            controls.pop(number).close()
+
+
+def _answer(
+    asker: socket.socket,
+    request: Mapping[str, Any],
+    descriptors: Sequence[int],
+    workers: set[int],
+    controls: Mapping[int, socket.socket],
+) -> socket.socket | None:
+    """Answer one request, and return a new worker's control socket if it has one."""
+    more: socket.socket | None = None
+    if request["ask"] == "fork":
+        theirs: socket.socket | None = None
+        if request["may_ask"]:
+            more, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            for one in (*controls.values(), *([] if more is None else [more])):
+                one.close()
+            channel, output = descriptors
+            _become_worker(socket.socket(fileno=channel), output, theirs)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if theirs is not None:
+            theirs.close()
+        workers.add(pid)
+        reply: Any = pid
+    else:
+        reply = _status_of(request["pid"])
+        if reply is not None:
+            workers.discard(request["pid"])
+        _end_children_but(workers)
+    with contextlib.suppress(ConnectionError):  # whoever asked has ended
+        asker.sendall(json.dumps(reply).encode())
+    return more
 
 
 def _status_of(pid: int) -> int | None:
@@ -123,7 +161,7 @@ def _end_children_but(workers: Set[int]) -> None:
                     os.waitpid(pid, 0)
 
 
-def _become_worker(channel: socket.socket, output: int) -> None:
+def _become_worker(channel: socket.socket, output: int, control: socket.socket | None) -> None:
     """Answer procedures in this process, a fork of the server, and end it."""
     die_with_parent()
     os.setsid()  # what a candidate starts is ended with it
@@ -132,7 +170,7 @@ def _become_worker(channel: socket.socket, output: int) -> None:
     os.dup2(output, 1)
     status = 1
     try:
-        work(channel)
+        work(channel, control)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -143,14 +181,17 @@ def _become_worker(channel: socket.socket, output: int) -> None:
         os._exit(status)
 
 
-def work(channel: socket.socket) -> None:
-    """Load the operator that the first message names, then answer until the channel closes."""
+def work(channel: socket.socket, control: socket.socket | None = None) -> None:
+    """Load the operator that the first message names, then answer until the channel closes. A judge
+    loads none, and asks the server for processes by ``control``."""
     settings = wire.receive(channel, trusted=True)
     device: torch.device = settings["device"]
     if settings["threads"] is not None:
         torch.set_num_threads(settings["threads"])
     guard = Guard() if settings["role"] == "reference" else None
     holds: list[str] = []
+    if control is not None:
+        processes.inherit(control, settings["interpreted"], settings["patient"])
     try:
         if settings["role"] == "candidate":
             sandboxed = settings["sandbox"] is not None
@@ -179,8 +220,10 @@ def work(channel: socket.socket) -> None:
             wire.send(channel, {"number": number, "error": _described(error)})
 
 
-def _held(settings: Mapping[str, Any]) -> Holds | HeldModel:
+def _held(settings: Mapping[str, Any]) -> Holds | HeldModel | None:
     """Import the operator, the composition or the model that the settings name."""
+    if settings["role"] == "judge":
+        return None
     implementation = settings["implementation"]
     if settings["model"] is not None:
         return load_model(settings["spec"], settings["model"])
