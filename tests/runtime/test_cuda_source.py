@@ -145,9 +145,10 @@ if launch_plans.native is not None:
     op = launch_plans.register("test::plan")
     for threads in (64, 999):
         launch = (True, function, 1, (2, 1, 1), (threads, 1, 1), 128)
-        parameters = [("t", 1, 0, -1), ("l", 0, 0, -7), ("f", 1, 1, -1), ("i", 0, 0, 2**31 - 1)]
-        parameters += [("d", 1, 1, -1), ("t", 2, 0, 0)]
-        second = [("t", 2, 1, 8), *parameters[1:5], ("t", 2, 0, 4)]
+        parameters = [("t", 1, 0, -1, 0), ("l", 0, 0, -1, -7), ("f", 1, 1, -1, 0)]
+        parameters += [("i", 0, 0, -1, 2**31 - 1)]
+        parameters += [("d", 1, 1, -1, 0), ("t", 2, 0, -1, 0)]
+        second = [("t", 2, 1, -1, 8), *parameters[1:5], ("t", 2, 0, -1, 4)]
         wider = (True, function, 1, (3, 1, 1), *launch[4:])
         steps = [1, (launch, parameters, 0), (wider, second, 0)]
         memory = [tensor, torch.empty(6)]

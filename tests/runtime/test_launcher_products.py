@@ -132,11 +132,9 @@ CONSTANT = torch.eye(4)
     "function",
     [
         lambda value: torch.mm(value, CONSTANT),
-        lambda value: torch.mm(value[1:], value),
         lambda value: torch.addmm(value, value, value, beta=2),
         lambda value: torch.addmm(value, value, value, alpha=0.5),
         lambda value: torch.mm(value, value, out=value.new_empty(4, 4)),
-        lambda value: torch.mm(value.exp(), value),
         lambda value: torch.mm(value, value)[:2],
         lambda value: torch.mm(value[:, :0], value[:0]),
         lambda value: torch.mm(value.to(torch.complex64).conj(), value.to(torch.complex64)),

@@ -65,10 +65,6 @@ def test_outputs_keep_their_strides(function: Any) -> None:
     assert torch.equal(first, second)
 
 
-def copies(value: Tensor) -> Tensor:
-    return scaled_relu(value.contiguous() + 0, 1.0)
-
-
 def fills_after(value: Tensor) -> Tensor:
     output = scaled_relu(value, 1.0)
     output[0] = 5.0
@@ -100,19 +96,8 @@ CONSTANT = torch.ones(4)
 KEPT = torch.empty(4)
 
 
-def returns_a_workspace_of_a_copy(value: Tensor) -> Tensor:
-    workspace = scaled_relu(value, 1.0)
-    return scaled_relu(workspace.clone(), 1.0)
-
-
 def zeroes_the_argument(value: Tensor) -> Tensor:
     return scaled_relu(value.zero_(), 1.0)
-
-
-def zeroes_a_part(value: Tensor) -> Tensor:
-    output = scaled_relu(value, 1.0)
-    output[1:].zero_()
-    return add(output, value)
 
 
 def zeroes_a_kept_buffer(value: Tensor) -> Tensor:
@@ -147,13 +132,10 @@ def launches_opaquely(value: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "function",
     [
-        copies,
         fills_after,
         reads_a_value,
         launches_nothing,
-        returns_a_workspace_of_a_copy,
         zeroes_the_argument,
-        zeroes_a_part,
         zeroes_a_kept_buffer,
         writes_a_kept_workspace,
         returns_the_argument,
@@ -335,7 +317,7 @@ def test_a_kernel_that_throws_in_a_plan_is_a_launch_error() -> None:
     with pytest.raises(LaunchError, match="own words"):
         op(torch.ones(1), 0)
     described = (False, SOURCE._entries["throws"][0], 0, (1, 1, 1), (1, 1, 1), 0)
-    parameters = [("t", 2, 0, 0), ("i", 0, 0, 0)]
+    parameters = [("t", 2, 0, -1, 0), ("i", 0, 0, -1, 0)]
     args = (torch.ones(1), 0)
     assert launch_plans.native is not None
     steps = [(described, parameters, 4)]
@@ -357,6 +339,179 @@ def test_one_tensor_twice_is_not_two_tensors(function: Any) -> None:
         assert op(other, other.view(4)).tolist() == [10.0] * 4
         assert op(other, value).tolist() == [6.0] * 4
     assert op.runs == 2
+
+
+# PyTorch's operators between launches.
+
+
+def copies(value: Tensor) -> Tensor:
+    return scaled_relu(value.contiguous() + 0, 1.0)
+
+
+def returns_a_workspace_of_a_copy(value: Tensor) -> Tensor:
+    workspace = scaled_relu(value, 1.0)
+    return scaled_relu(workspace.clone(), 1.0)
+
+
+def zeroes_a_part(value: Tensor) -> Tensor:
+    output = scaled_relu(value, 1.0)
+    output[1:].zero_()
+    return add(output, value)
+
+
+def adds_at_places(value: Tensor) -> Tensor:
+    sums = torch.zeros(2).index_add_(0, torch.arange(4) // 2, value)
+    return scaled_relu(sums, 1.0)
+
+
+def sorts(value: Tensor) -> tuple[Tensor, Tensor]:
+    ordered, places = torch.sort(scaled_relu(value, 1.0), descending=True)
+    return add(ordered, value), places
+
+
+def joins(value: Tensor) -> Tensor:
+    return scaled_relu(torch.cat([value, value[1:], scaled_relu(value, 2.0)]), 1.0)
+
+
+def returns_a_call_s_result(value: Tensor) -> Tensor:
+    return torch.cumsum(scaled_relu(value, 1.0), 0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        copies,
+        returns_a_workspace_of_a_copy,
+        zeroes_a_part,
+        adds_at_places,
+        sorts,
+        joins,
+        returns_a_call_s_result,
+        lambda value: torch.mm(scaled_relu(value, 1.0).exp().view(2, 2), value.view(2, 2)),
+        lambda value: add(value, torch.full_like(value, 0.5)),
+        lambda value: add(value, value.view(2, 2).t().reshape(4)),
+        lambda value: add(value, scaled_relu(value.view(2, 2).t().contiguous(), 2.0)),
+        lambda value: add(value.to(torch.float32, copy=True).mul_(3.0), value),
+        lambda value: add(value.double().to(value.dtype), value.flip(0)),
+    ],
+)
+def test_calls_between_launches_are_made_in_every_call(function: Any) -> None:
+    op = Planned(function)
+    for _ in range(4):
+        value = torch.randn(4)
+        expected, result = function(value.clone()), op(value.clone())
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
+    assert op.runs == 1
+
+
+def test_results_of_calls_are_not_kept_and_not_shared() -> None:
+    op = Planned(returns_a_call_s_result)
+    op(torch.ones(1 << 18))
+    first, second = op(torch.ones(1 << 18)), op(torch.ones(1 << 18))
+    assert first.data_ptr() != second.data_ptr()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        op(torch.ones(1 << 18))
+    assert sum(event.self_cpu_memory_usage for event in seen.events()) <= 0
+
+
+def test_a_float_given_to_a_call_gives_one_plan_per_value() -> None:
+    op = Planned(lambda value, scale: torch.mul(scaled_relu(value, scale), scale))
+    for scale in (2.0, 3.0, 2.0, 3.0):
+        assert op(torch.ones(3), scale).tolist() == [scale * scale] * 3
+    assert op.runs == 2
+
+
+def test_a_call_of_a_constant_tensor_has_no_plan() -> None:
+    op = Planned(lambda value: scaled_relu(torch.add(value, CONSTANT), 1.0))
+    for factor in (1.0, 2.0):
+        assert op(torch.full((4,), factor)).tolist() == [factor + 1] * 4
+    assert op.runs == 2
+
+
+def test_a_random_number_is_drawn_in_every_call() -> None:
+    op = Planned(lambda value: add(value, torch.rand_like(value)))
+    assert not torch.equal(op(torch.zeros(64)), op(torch.zeros(64)))
+    assert op.runs == 2
+
+
+def test_a_call_that_fails_later_raises_its_own_error() -> None:
+    def chooses(value: Tensor, places: Tensor) -> Tensor:
+        return scaled_relu(torch.index_select(value, 0, places), 1.0)
+
+    op, value = Planned(chooses), torch.ones(4)
+    assert op(value, torch.tensor([1, 2])).tolist() == [1.0, 1.0]
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            op(value, torch.tensor([1, 9]))
+    assert op(value, torch.tensor([3, 0])).tolist() == [1.0, 1.0]
+    assert op.runs == 1
+
+
+def test_without_a_launch_there_is_no_plan() -> None:
+    op = Planned(lambda value: torch.cumsum(value, 0))
+    for _ in range(2):
+        assert op(torch.ones(3)).tolist() == [1.0, 2.0, 3.0]
+    assert op.runs == 2
+
+
+def halves(value: Tensor) -> Tensor:
+    first, second = value.chunk(2)
+    return add(first, second)
+
+
+def parts_of_parts(value: Tensor) -> Tensor:
+    second = value[2:].view(2, 3).unbind()[1]
+    return add(second[0:2], second[1:])
+
+
+def part_of_another(value: Tensor, other: Tensor) -> Tensor:
+    return add(value[2:], other)
+
+
+@pytest.mark.parametrize("function", [halves, parts_of_parts])
+def test_a_part_of_an_argument_is_read_where_the_argument_lies(function: Any) -> None:
+    op = Planned(function)
+    for _ in range(3):
+        value = torch.randn(8)
+        assert torch.equal(op(value), function(value))
+        inside = torch.randn(24)[8:16]  # an argument that is a part of another tensor itself
+        assert torch.equal(op(inside), function(inside))
+    assert op.runs == 1
+
+
+def test_a_part_is_not_taken_for_another_argument_that_begins_there() -> None:
+    """The first call's second argument begins where the part of the first one does; in the second
+    call they share nothing."""
+    op, whole = Planned(part_of_another), torch.randn(8)
+    assert torch.equal(op(whole[:4], whole[2:4]), whole[2:4] * 2)
+    one, other = torch.randn(4), torch.randn(4)[2:]  # as far from 16 bytes as before
+    assert torch.equal(op(one, other), one[2:] + other)
+    assert torch.equal(op(one.clone(), other), one[2:] + other)
+    assert op.runs == 1
+
+
+def test_a_view_from_the_begin_of_the_storage_has_no_plan() -> None:
+    """The argument's offset in its storage is no part of a plan's key."""
+
+    def from_the_begin(value: Tensor) -> Tensor:
+        return scaled_relu(value.as_strided((2,), (1,), 0), 1.0)
+
+    op, whole = Planned(from_the_begin), torch.rand(16)
+    for part in (whole[4:8], whole[8:12], whole[4:8]):
+        assert torch.equal(op(part), whole[:2])
+    assert op.runs == 3
+
+
+def test_a_product_of_a_part_of_an_argument() -> None:
+    def products(value: Tensor, weight: Tensor) -> Tensor:
+        left, right = value.chunk(2, dim=1)
+        return add(torch.mm(left, weight), torch.mm(right, weight))
+
+    op = Planned(products)
+    for _ in range(3):
+        value, weight = torch.randn(3, 8), torch.randn(4, 2)
+        torch.testing.assert_close(op(value, weight), value[:, :4] @ weight + value[:, 4:] @ weight)
+    assert op.runs == 1
 
 
 @pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])

@@ -1,25 +1,26 @@
 """Watching the launches of a call, to keep them as a plan or to count them.
 
-``record`` watches an implementation. If it only launches kernels on its arguments and on new memory
-(outputs and workspaces, uninitialised or filled with zeros), and multiplies matrices by PyTorch's
-library between launches, all of that is kept as a plan.
+``record`` watches an implementation. If it launches kernels on its arguments and on new memory
+(outputs and workspaces, uninitialised or filled with zeros), and between launches calls PyTorch
+operators that give new tensors or write to new memory, all of that is kept as a plan.
 
 A plan is right because every PyTorch operator that the implementation calls is seen while it is
-watched. If it calls anything but an allocation, a view, a product into new memory or the zeroing of
-new memory (a copy, a fill, ``.item()``), the launches are not all that happens, and there is no
-plan for those arguments.
+watched. If it calls one that a plan cannot repeat (``.item()``, a random number, a write to an
+argument), or one on a tensor that is neither an argument nor new, there is no plan for those
+arguments; nor is there one without any launch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Union
 
 import torch
 from torch import Tensor
@@ -39,6 +40,10 @@ ALLOCATIONS = frozenset(
         torch.ops.aten.new_empty_strided.default,
     }
 )
+
+
+# What happens between launches: memory is filled with zeros, or PyTorch computes.
+_Between = Union["Tensor", "_Product", "_Call"]
 
 
 class _Thread(threading.local):
@@ -99,6 +104,84 @@ class _Product:
         return _Product(kind + bool(kwargs.get("use_gelu")), (result, *args))
 
 
+@dataclass(frozen=True)
+class _Constant:
+    """An argument of a call that is no tensor and the same in every repetition."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of a PyTorch operator that gives new tensors, ``results``, or writes to tensors."""
+
+    function: Any
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+    results: tuple[Any, ...]
+
+    @staticmethod
+    def of(
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        is_new: Callable[[Tensor], bool],
+    ) -> _Call | None:
+        """Return the call if it can be repeated, else None. ``is_new`` tells of a tensor whether
+        its memory was allocated during the recording."""
+        if func.namespace != "aten" or _UNREPEATABLE.intersection(func.tags):
+            return None
+        results = tuple(result) if isinstance(result, tuple | list) else (result,)
+        if not results or not all(type(one) is Tensor for one in results):
+            return None
+        if any(isinstance(value, Tensor) for value in _leaves(tuple(kwargs.values()))):
+            return None
+        schema = func._schema.arguments
+        written = [
+            tensor
+            for argument, value in zip(schema, args, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in _leaves((value,))
+            if isinstance(tensor, Tensor)
+        ]
+        if written:
+            is_resized = func._schema.name in _RESIZING
+            return (
+                None
+                if is_resized or not all(map(is_new, written))
+                else _Call(func, args, kwargs, ())
+            )
+        read = {
+            tensor.untyped_storage()._cdata
+            for tensor in _leaves(args)
+            if isinstance(tensor, Tensor)
+        }
+        made = [one.untyped_storage()._cdata for one in results]
+        if len(set(made)) < len(made) or not read.isdisjoint(made):
+            return None
+        return _Call(func, args, kwargs, results)
+
+
+# Operators whose result depends on more than their arguments, or whose shape depends on values.
+_UNREPEATABLE = frozenset(
+    {
+        torch.Tag.nondeterministic_seeded,
+        torch.Tag.data_dependent_output,
+        torch.Tag.dynamic_output_shape,
+        torch.Tag.inplace_view,
+    }
+)
+_RESIZING = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_"})
+
+
+def _leaves(values: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        found += _leaves(value) if isinstance(value, tuple | list) else [value]
+    return found
+
+
 class _HostReads(TorchFunctionMode):
     """A mode that notes the first read of a CPU tensor's memory outside PyTorch's operators."""
 
@@ -116,8 +199,9 @@ class _HostReads(TorchFunctionMode):
 
 class _Watch(TorchDispatchMode):
     """A mode that sees every PyTorch operator. It keeps what was allocated, tells ``note`` what was
-    filled with zeros and which products were computed, and notes the first operator that computes.
-    Without ``note``, a product computes. An operator on meta tensors computes nothing."""
+    filled with zeros, which products were computed and which calls can be repeated, and notes the
+    first operator that computes otherwise. Without ``note``, products and calls compute. An
+    operator on meta tensors computes nothing, nor does any while this ``is_paused``."""
 
     # Questions about dtypes and shapes, which are a part of a plan's key.
     QUESTIONS = frozenset(
@@ -132,9 +216,12 @@ class _Watch(TorchDispatchMode):
         }
     )
 
-    def __init__(self, note: Callable[[Tensor | _Product], None] | None = None) -> None:
+    def __init__(self, note: Callable[[_Between], None] | None = None) -> None:
         super().__init__()
+        self.is_paused = False
+        self.made: set[int] = set()  # the storages of calls' results
         self.allocated: list[Tensor] = []
+        self._views: dict[int, tuple[Tensor, Tensor]] = {}  # by a view: it, and what it views
         self._computes: str | None = None
         self._reads = _HostReads()
         # A weak reference, because in a cycle with its method's object the outputs, and the
@@ -156,7 +243,7 @@ class _Watch(TorchDispatchMode):
         """The first operation that uses tensors' values, or None."""
         return self._computes or self._reads.read
 
-    def _note(self, step: Tensor | _Product) -> None:
+    def _note(self, step: _Between) -> None:
         if self._method is not None:
             method = self._method()
             assert method is not None
@@ -169,10 +256,26 @@ class _Watch(TorchDispatchMode):
             (found for found in self.allocated if found.untyped_storage()._cdata == storage), None
         )
 
+    def viewed_by(self, tensor: Tensor) -> Tensor:
+        """Return the tensor of which ``tensor`` is a view, or a view of a view, as far as it was
+        made while this watches; ``tensor`` itself if it is none."""
+        while tensor._cdata in self._views:
+            _, tensor = self._views[tensor._cdata]
+        return tensor
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if _is_meta(result):
+        if self.is_paused or _is_meta(result):
             return result  # shapes and dtypes alone, which are a part of a plan's key
+        if func is torch.ops.aten.as_strided.default and _is_placed(args, kwargs or {}):
+            # From the storage's begin, which is no part of a plan's key.
+            self._computes = self._computes or f"{func} with an offset"
+        may_view = func.is_view or func is torch.ops.aten._unsafe_view.default
+        is_view = may_view and _shares_memory(result, args)
+        if is_view:
+            for one in result if isinstance(result, tuple | list) else (result,):
+                if one is not args[0]:
+                    self._views[one._cdata] = one, args[0]
         if func in ALLOCATIONS:
             self.allocated.append(result)
         elif func in self.ZEROS:
@@ -183,9 +286,18 @@ class _Watch(TorchDispatchMode):
         elif self._method and (product := _Product.of(func, args, kwargs or {}, result)):
             self.allocated.append(result)
             self._note(product)
-        elif not (func.is_view or func.name().split(".")[0] in self.QUESTIONS):
-            self._computes = self._computes or str(func)
+        elif not (is_view or func.name().split(".")[0] in self.QUESTIONS):
+            call = self._method and _Call.of(func, args, kwargs or {}, result, self._is_new)
+            if call:
+                self.allocated += call.results
+                self.made.update(one.untyped_storage()._cdata for one in call.results)
+                self._note(call)
+            else:
+                self._computes = self._computes or str(func)
         return result
+
+    def _is_new(self, tensor: Tensor) -> bool:
+        return self.allocation_of(tensor) is not None
 
 
 class ChoiceWatch:
@@ -253,8 +365,7 @@ class Recording:
             TracedFloat(arg, index, self._seen) if isinstance(arg, float) else arg
             for index, arg in enumerate(args)
         )
-        # Launches, and between them products and tensors that were filled with zeros.
-        self._steps: list[tuple[tuple[Any, ...], str, list[Any]] | _Product | Tensor] = []
+        self._steps: list[tuple[tuple[Any, ...], str, list[Any]] | _Between] = []
         self._opaque: str | None = None
         self._watch = _Watch(self._note_step)
         self._outer = thread.recording
@@ -291,11 +402,17 @@ class Recording:
         if described[0]:
             self._check_stream(described[2])
 
-    def _note_step(self, step: Tensor | _Product) -> None:
+    def _note_step(self, step: _Between) -> None:
         self._steps.append(step)
-        written = step if isinstance(step, Tensor) else step.tensors[0]
-        if written.is_cuda:
-            self._check_stream(written.get_device())
+        if isinstance(step, _Call):
+            involved = [
+                one for one in _leaves((step.args, step.results)) if isinstance(one, Tensor)
+            ]
+        else:
+            involved = [step if isinstance(step, Tensor) else step.tensors[0]]
+        for tensor in involved:
+            if tensor.is_cuda:
+                self._check_stream(tensor.get_device())
 
     def _check_stream(self, device_index: int) -> None:
         if device_index != self._device_index or raw_stream(device_index) != self._stream:
@@ -319,7 +436,7 @@ class Recording:
             return self._opaque
         if self._watch.computes is not None:
             return f"the implementation calls {self._watch.computes}"
-        if all(isinstance(step, Tensor) for step in self._steps):
+        if all(isinstance(step, Tensor | _Call) for step in self._steps):
             return "no launches"
         return None
 
@@ -333,6 +450,7 @@ class Recording:
         if not all(map(memory.add_output, results)):
             return None
         steps: list[Any] = []
+        calls: list[tuple[int, _Call]] = []
         traced: set[int] = set()
         computed_float = False
         for step in self._steps:
@@ -341,6 +459,17 @@ class Recording:
                 if place is None:
                     return None
                 steps.append(place)
+                continue
+            if isinstance(step, _Call):
+                given = [self._given(value, memory) for value in step.args]
+                if None in given:
+                    return None
+                keywords = dict(step.keywords)
+                computed_float |= any(
+                    isinstance(one, float) for one in _leaves((step.args, *keywords.values()))
+                )
+                calls.append((len(steps), step))
+                steps.append((step.function, given, keywords))
                 continue
             if isinstance(step, _Product):
                 operands = [self._operand(tensor, memory) for tensor in step.tensors]
@@ -362,40 +491,72 @@ class Recording:
                     members = [(at, self._source(tensor, memory)) for at, tensor in tensors]
                     if any(source is None for _, source in members):
                         return None
-                    parameters.append((code, 0, 0, content, members))
+                    parameters.append((code, 0, 0, -1, content, members))
                 elif isinstance(value, TracedFloat):
-                    parameters.append((code, 1, value.index, -1))
+                    parameters.append((code, 1, value.index, -1, 0))
                     traced.add(value.index)
                 else:
-                    parameters.append((code, 0, 0, value))
+                    parameters.append((code, 0, 0, -1, value))
                     computed_float |= code in "fd"
             touched = sum(value.nbytes for value in values if isinstance(value, Tensor))
             steps.append((described, parameters, touched))
+        for place, call in calls:
+            steps[place] = (*steps[place], [memory.made(one) for one in call.results])
         if not memory.used_all_memory():
             return None
         floats = {index for index, arg in enumerate(self._of[2]) if isinstance(arg, float)}
         by_value = bool(floats) and (computed_float or bool(self._seen) or floats != traced)
-        return steps, memory.tensors, len(results), is_tuple, by_value
+        return steps, memory.allocations(), len(results), is_tuple, by_value
 
-    def _source(self, value: Tensor, memory: _Memory) -> tuple[int, int, int] | None:
-        """Return the source of a tensor: (1, argument, item of it or -1) or (2, memory, byte offset
-        in it)."""
+    def _given(self, value: Any, memory: _Memory) -> Any:
+        """Return an argument of a call as ``keep`` in launcher.cpp reads it, or None."""
+        if isinstance(value, Tensor):
+            return self._operand(value, memory)
+        if isinstance(value, tuple | list) and any(
+            isinstance(one, Tensor) for one in _leaves(value)
+        ):
+            items = [self._given(one, memory) for one in value]
+            return None if None in items else items
+        return _Constant(value)
+
+    def _source(self, value: Tensor, memory: _Memory) -> tuple[int, int, int, int] | None:
+        """Return the source of a tensor: (1, argument, item of it or -1, byte offset from it) or
+        (2, memory, -1, byte offset in it)."""
         pointer = value.data_ptr()
         if pointer == 0:
             return None
-        for index, item, tensor in self._tensors:
-            # The first of several with this address: the key says which of them share one.
-            if tensor.data_ptr() == pointer:
-                return 1, index, item
+        found = self._argument(value)
+        if found is not None:
+            index, item, tensor = found
+            return 1, index, item, pointer - tensor.data_ptr()
         place = memory.place(value)
-        return None if place is None else (2, place, pointer - value.untyped_storage().data_ptr())
+        if place is None:
+            return None
+        return 2, place, -1, pointer - value.untyped_storage().data_ptr()
+
+    def _argument(self, value: Tensor) -> tuple[int, int, Tensor] | None:
+        """Return the argument that a tensor is or views, or None.
+
+        Of several arguments in one storage the address does not tell which one is viewed, and
+        another call may have them in storages of their own.
+        """
+        viewed = self._watch.viewed_by(value)._cdata
+        storage = value.untyped_storage()._cdata
+        shared = [known for known in self._tensors if known[2].untyped_storage()._cdata == storage]
+        for known in shared:
+            if known[2]._cdata == viewed:
+                # The first of several with this address: the key says which of them share one.
+                pointer = known[2].data_ptr()
+                return next(one for one in shared if one[2].data_ptr() == pointer)
+        is_one = len({known[2].data_ptr() for known in shared}) == 1
+        return shared[0] if is_one else None
 
     def _operand(self, value: Tensor, memory: _Memory) -> tuple[Any, ...] | None:
         """Return a tensor of a product as its source, sizes and strides, or None."""
         source = self._source(value, memory)
         if source is None:
             return None
-        where, index, item = source
+        where, index, item, _ = source
         base: Any = memory.tensors[index] if where == 2 else self._of[2][index]
         if where == 1 and item >= 0:
             base = base[item]
@@ -406,7 +567,8 @@ class Recording:
 
 
 class _Memory:
-    """The memory that a plan allocates: the outputs (None if not needed), then the workspaces."""
+    """The memory of a plan: the outputs (None if not needed), then the workspaces. A plan allocates
+    it, or one of its calls makes it."""
 
     def __init__(self, watch: _Watch, device: torch.device) -> None:
         self.tensors: list[Tensor | None] = []
@@ -433,26 +595,62 @@ class _Memory:
             self._used.add(place)
         return place
 
+    def made(self, result: Tensor) -> int:
+        """Return the index of the memory that a call's result is; -1 where nothing reads it."""
+        return self._places.get(result.untyped_storage()._cdata, -1)
+
+    def allocations(self) -> list[Tensor | None]:
+        """Return a tensor like each memory that a plan allocates, None for all others."""
+        return [
+            None if one is None or one.untyped_storage()._cdata in self._watch.made else one
+            for one in self.tensors
+        ]
+
     def used_all_memory(self) -> bool:
-        """Return whether every memory has been used."""
-        return self._used == set(self._places.values())
+        """Return whether every memory that is allocated has been used."""
+        made = {self._places[one] for one in self._watch.made if one in self._places}
+        return self._used | made == set(self._places.values())
 
     def _place_new(self, tensor: Tensor) -> int | None:
-        """Return a new index for ``tensor`` if ``empty_strided`` can reproduce it, else None. It
-        must be the whole of a storage that was allocated here, on the arguments' device, and that
-        has no index yet."""
+        """Return a new index for ``tensor`` if ``empty_strided`` can reproduce it, or a call does,
+        else None. It must be the whole of a storage that was allocated here, on the arguments'
+        device, and that has no index yet."""
         storage = tensor.untyped_storage()
+        allocated = self._watch.allocation_of(tensor)
         if (
             tensor.device != self._device
             or tensor.requires_grad
             or storage._cdata in self._places
-            or self._watch.allocation_of(tensor) is None
-            or not _spans_its_storage(tensor)
+            or allocated is None
         ):
+            return None
+        if storage._cdata in self._watch.made:
+            if tensor.storage_offset() != 0 or tensor.shape != allocated.shape:
+                return None
+            if tensor.stride() != allocated.stride() or tensor.dtype != allocated.dtype:
+                return None
+        elif not _spans_its_storage(tensor):
             return None
         self._places[storage._cdata] = len(self.tensors)
         self.tensors.append(tensor)
         return len(self.tensors) - 1
+
+
+def _is_placed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a call of ``as_strided`` names an offset."""
+    return len(args) > 3 or kwargs.get("storage_offset") is not None
+
+
+def _shares_memory(result: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether a result lies in the memory of the first argument: ``reshape``, ``contiguous``
+    and ``to`` copy where they must."""
+    if not args or not isinstance(args[0], Tensor):
+        return False
+    storage = args[0].untyped_storage()._cdata
+    results = result if isinstance(result, tuple | list) else (result,)
+    return all(
+        isinstance(one, Tensor) and one.untyped_storage()._cdata == storage for one in results
+    )
 
 
 def _is_meta(result: Any) -> bool:
@@ -470,6 +668,21 @@ def _spans_its_storage(tensor: Tensor) -> bool:
 
 def _fills_its_storage(tensor: Tensor) -> bool:
     return _spans_its_storage(tensor) and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Let PyTorch operators run unseen in an implementation that is recorded: those whose results'
+    shapes and dtypes alone count, which a plan's key gives."""
+    watch = thread.recording._watch if isinstance(thread.recording, Recording) else None
+    if watch is None or watch.is_paused:
+        yield
+        return
+    watch.is_paused = True
+    try:
+        yield
+    finally:
+        watch.is_paused = False
 
 
 def note_opaque_launch(what: str) -> None:

@@ -191,10 +191,10 @@ PyObject* keep_differentiable(PyObject*, PyObject* const* args, Py_ssize_t count
 //   steps: [(launch, parameters, bytes touched), a product as for `read_product`, or the index of
 //     the memory to fill with zeros]
 //     launch: (cuda, function, device index, grid, block, shared bytes)
-//     parameters: [(code, source, index, constant)]. Source 0 is a constant; 1 an argument, whose
-//     item is the constant, -1 for itself; 2 a memory, with the constant as byte offset. A tensor
-//     map's layout follows. A struct's bytes are the constant, and the addresses in it follow:
-//     [(byte, (source, index, constant))]
+//     parameters: [(code, source, index, item, constant)]. Source 0 is a constant; 1 an argument or
+//     an item of it (-1: itself), 2 a memory, each with the constant as byte offset. A tensor map's
+//     layout follows. A struct's bytes are the constant, and the addresses in it follow:
+//     [(byte, (source, index, item, constant))]
 //   memory: [a tensor of that shape, strides and dtype, or None], `outputs` outputs first
 PyObject* keep(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!arguments_are(args, count, 8)) return nullptr;

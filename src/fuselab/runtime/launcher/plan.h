@@ -31,8 +31,8 @@ struct Origin {
   enum class Source : uint8_t { constant, argument, memory };
   Source source = Source::constant;
   uint8_t index = 0;  // of the argument or of the memory
-  // A constant's bits, the byte offset into the memory, or the item of the argument (-1: itself).
-  uint64_t bits = 0;
+  int16_t item = -1;  // of the argument; -1: itself
+  uint64_t bits = 0;  // a constant's, or the byte offset from the argument or into the memory
 };
 
 struct Parameter {
@@ -46,7 +46,7 @@ struct Parameter {
 // Memory that a call allocates: an output, or a workspace that lives until the last step has been
 // enqueued (torch's allocator gives its bytes to later work of the same stream only).
 struct Memory {
-  bool present;
+  bool present;  // not where an output is not needed, or a call makes it
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
   c10::TensorOptions options;
@@ -67,11 +67,40 @@ struct Product {
   std::vector<Operand> operands;  // the result, then the library's operands
 };
 
-// A launch, a product, or, with neither, the filling of one memory with zeros.
+// An argument of a call: a constant, a tensor, or several of either.
+struct Given {
+  PyObject* constant = nullptr;  // which Call::constants owns
+  Operand tensor;
+  std::vector<Given> items;
+  bool is_items = false;
+};
+
+// A call of a PyTorch operator, as an implementation made it. Whoever destroys one has the GIL, or
+// Python has ended.
+struct Call {
+  PyObject* function = nullptr;
+  PyObject* keywords = nullptr;   // constants alone
+  PyObject* constants = nullptr;  // a list that owns those of `given`
+  std::vector<Given> given;
+  std::vector<int> results;  // the memory that each result becomes, -1 for none
+
+  Call() = default;
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  ~Call() {
+    if (Py_IsInitialized() == 0) return;
+    Py_XDECREF(function);
+    Py_XDECREF(keywords);
+    Py_XDECREF(constants);
+  }
+};
+
+// A launch, a product, a call, or, with none of them, the filling of one memory with zeros.
 struct Step {
   Launch launch;
   std::vector<Parameter> parameters;
   Product product;
+  std::shared_ptr<Call> call;
   bool release_gil = false;
   uint8_t zeroed = 0;
 };

@@ -53,19 +53,25 @@ class Arguments {
 
 using Tensors = c10::SmallVector<at::Tensor, 8>;
 
+const at::Tensor& argument_of(const Origin& origin, PyObject* args) {
+  PyObject* arg = PyTuple_GET_ITEM(args, origin.index);
+  return tensor_of(origin.item < 0 ? arg : PyTuple_GET_ITEM(arg, origin.item));
+}
+
 uint64_t value_of(const Origin& origin, char code, const Plan& plan, PyObject* args,
                   const Tensors& memory) {
   if (origin.source == Origin::Source::constant) return origin.bits;
   if (origin.source == Origin::Source::memory) {
     return reinterpret_cast<uintptr_t>(memory[origin.index].mutable_data_ptr()) + origin.bits;
   }
-  PyObject* arg = PyTuple_GET_ITEM(args, origin.index);
-  if (code == 'f' || code == 'd') return float_bits(code, as_double(arg));
-  const auto item = static_cast<Py_ssize_t>(origin.bits);
-  const at::Tensor& tensor = tensor_of(item < 0 ? arg : PyTuple_GET_ITEM(arg, item));
+  if (code == 'f' || code == 'd') {
+    return float_bits(code, as_double(PyTuple_GET_ITEM(args, origin.index)));
+  }
+  const at::Tensor& tensor = argument_of(origin, args);
   // For in-place operators: mutable_data_ptr gives a lazily cloned tensor memory of its own first.
   return reinterpret_cast<uintptr_t>(plan.outputs == 0 ? tensor.mutable_data_ptr()
-                                                       : tensor.const_data_ptr());
+                                                       : tensor.const_data_ptr()) +
+         origin.bits;
 }
 
 void put_address(std::string& content, std::size_t at, uint64_t address) {
@@ -114,11 +120,8 @@ class WithoutGil {
 at::Tensor tensor_at(const Operand& operand, PyObject* args, const Tensors& memory) {
   const Origin& origin = operand.origin;
   const bool in_memory = origin.source == Origin::Source::memory;
-  PyObject* arg = in_memory ? nullptr : PyTuple_GET_ITEM(args, origin.index);
-  const auto item = static_cast<Py_ssize_t>(origin.bits);
-  const at::Tensor& base = in_memory ? memory[origin.index]
-                                     : tensor_of(item < 0 ? arg : PyTuple_GET_ITEM(arg, item));
-  const int64_t offset = in_memory ? static_cast<int64_t>(origin.bits / base.element_size()) : 0;
+  const at::Tensor& base = in_memory ? memory[origin.index] : argument_of(origin, args);
+  const int64_t offset = static_cast<int64_t>(origin.bits) / base.element_size();
   if (offset == 0 && base.sizes() == operand.sizes && base.strides() == operand.strides) {
     return base;
   }
@@ -147,6 +150,52 @@ void multiply(const Product& product, PyObject* args, const Tensors& memory) {
   }
 }
 
+
+// An object that this owns, or the error that there is none.
+class Owned {
+ public:
+  explicit Owned(PyObject* object) : object_(object) {
+    if (object == nullptr) throw Raised{};
+  }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  ~Owned() { Py_XDECREF(object_); }
+  PyObject* get() const { return object_; }
+  PyObject* release() { return std::exchange(object_, nullptr); }
+
+ private:
+  PyObject* object_;
+};
+
+PyObject* given_to(const Given& one, PyObject* args, const Tensors& memory) {
+  if (one.constant != nullptr) return Py_NewRef(one.constant);
+  if (!one.is_items) return THPVariable_Wrap(tensor_at(one.tensor, args, memory));
+  Owned items(PyList_New(static_cast<Py_ssize_t>(one.items.size())));
+  for (std::size_t place = 0; place < one.items.size(); ++place) {
+    Owned item(given_to(one.items[place], args, memory));
+    PyList_SET_ITEM(items.get(), static_cast<Py_ssize_t>(place), item.release());
+  }
+  return items.release();
+}
+
+void make_call(const Call& call, PyObject* args, Tensors& memory) {
+  const at::AutoDispatchBelowADInplaceOrView guard;  // the caller of `run` attaches gradients
+  Owned given(PyTuple_New(static_cast<Py_ssize_t>(call.given.size())));
+  for (std::size_t place = 0; place < call.given.size(); ++place) {
+    Owned item(given_to(call.given[place], args, memory));
+    PyTuple_SET_ITEM(given.get(), static_cast<Py_ssize_t>(place), item.release());
+  }
+  const Owned returned(PyObject_Call(call.function, given.get(), call.keywords));
+  const bool are_several = PyTuple_Check(returned.get()) || PyList_Check(returned.get());
+  for (std::size_t place = 0; place < call.results.size(); ++place) {
+    if (call.results[place] < 0) continue;
+    PyObject* result =
+        are_several ? PySequence_Fast_GET_ITEM(returned.get(), static_cast<Py_ssize_t>(place))
+                    : returned.get();
+    memory[call.results[place]] = tensor_of(result);
+  }
+}
+
 void fill_with_zeros(const at::Tensor& memory, const std::optional<Queue>& queue) {
   void* bytes = memory.mutable_data_ptr();
   if (!queue.has_value()) {
@@ -169,7 +218,9 @@ PyObject* run(const Plan& plan, PyObject* args) {
     std::optional<Queue> queue;
     if (plan.device_index >= 0) queue.emplace(plan.device_index);
     for (const Step& step : plan.steps) {
-      if (step.product.kind != Product::Kind::none) {
+      if (step.call != nullptr) {
+        make_call(*step.call, args, memory);
+      } else if (step.product.kind != Product::Kind::none) {
         multiply(step.product, args, memory);
       } else if (step.launch.function == nullptr) {
         fill_with_zeros(memory[step.zeroed], queue);
