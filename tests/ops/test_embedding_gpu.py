@@ -520,3 +520,18 @@ def test_every_length_of_run(dtype):
                 )
             for one, other in zip((*first[0], *first[1]), (*again[0], *again[1]), strict=True):
                 assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 64])
+@implementations
+def test_an_element_without_a_gradient_keeps_its_bits(implementation, width):
+    """The hardware's addition in float32 takes a subnormal number in memory for 0."""
+    table = torch.full((5, width), 2.3e-39, device="cuda")
+    table[1] = -0.0
+    before = table.clone()
+    ids = torch.tensor([[0], [1], [1], [4]], device="cuda")
+    grad = torch.zeros(4, 1, width, device="cuda")
+    grad[3, 0, ::2] = 1.0  # and in one row every other element has one
+    embedding_sgd_([table], ids, grad, 0.5, implementation=implementation)
+    before[4, ::2] -= 0.5
+    assert torch.equal(table.view(torch.int32), before.view(torch.int32))

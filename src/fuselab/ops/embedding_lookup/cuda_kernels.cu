@@ -289,8 +289,10 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 // ---------------------------------------------------------------------------- atomics on global memory
 
 // Adds by an instruction that names global memory: atomicAdd on an address that is an integer in
-// the source is one on generic memory, and returns a value.
+// the source is one on generic memory, and returns a value. In float32 it takes what lies there for
+// 0 if that is subnormal, so nothing is added where `x` is 0: an element without a gradient stays.
 __device__ __forceinline__ void reduce_add(float* to, float x) {
+  if (x == 0) return;
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "f"(x));
 }
 __device__ __forceinline__ void reduce_add(double* to, double x) {
@@ -298,6 +300,12 @@ __device__ __forceinline__ void reduce_add(double* to, double x) {
 }
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void reduce_add(float* to, float x, float y, float z, float w) {
+  if (x == 0 || y == 0 || z == 0 || w == 0) {
+    const float terms[] = {x, y, z, w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) reduce_add(to + i, terms[i]);
+    return;
+  }
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
                    __cvta_generic_to_global(to)),
                "f"(x), "f"(y), "f"(z), "f"(w));
