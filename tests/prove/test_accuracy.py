@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fuselab.prove import accuracy
-from fuselab.prove.accuracy import Bar, judge, ulp_of_rows
+from fuselab.prove.accuracy import Bar, judge, nudged, ulp_of_rows
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
@@ -546,3 +546,21 @@ def test_an_attention_takes_the_sum_of_its_gradient_from_its_output(
     found = bar.judge([output, gradient])
     assert found[0].problem is None
     assert (found[1].problem is None) is is_right
+
+
+def test_tensors_of_one_buffer_are_copied_into_one() -> None:
+    """A model's tables may lie in one buffer, of which each table alone would copy the whole."""
+    buffer = torch.randn(8, 4)
+    bar = Bar(lambda values: [values[0][0] + values[0][1]], [list(buffer.split(4))], ["sum"])
+    first, second = bar.values[0]
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    assert first.untyped_storage().data_ptr() != buffer.untyped_storage().data_ptr()
+    assert torch.equal(torch.cat([first, second]), buffer)
+
+
+def test_a_moved_part_of_a_large_buffer_keeps_its_strides_alone() -> None:
+    part = torch.randn(1 << 19)[:24].view(4, 6).t()
+    moved = nudged(part, torch.Generator().manual_seed(0), "near", keep_strides=True)
+    assert moved.stride() == part.stride()
+    assert moved.untyped_storage().nbytes() == part.nbytes
+    torch.testing.assert_close(moved, part, rtol=1e-5, atol=0)

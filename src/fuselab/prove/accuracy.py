@@ -61,7 +61,7 @@ import torch
 from torch import Tensor
 
 from fuselab.op import tensors_in
-from fuselab.prove.arguments import copy_of_storage, mapped
+from fuselab.prove.arguments import Storages, copy_of_storage, mapped
 from fuselab.prove.definitions import Composed
 from fuselab.prove.rounding import Rounded, steps
 from fuselab.prove.special_values import (
@@ -265,7 +265,13 @@ def nudged(value: Any, generator: torch.Generator, how: str, keep_strides: bool 
         ordinary &= plain.abs() < limits.max
     moved = torch.where(ordinary & (moved.sign() == plain.sign()), moved, plain)
     if keep_strides and not value.is_contiguous() and not overlaps_itself(value):
-        moved = copy_of_storage(value.detach()).copy_(moved)
+        if value.untyped_storage().nbytes() > 2 * value.nbytes + _SURROUNDING_BYTES:
+            like = torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=value.device
+            )
+        else:
+            like = copy_of_storage(value.detach())
+        moved = like.copy_(moved)
     return moved.requires_grad_(value.requires_grad)
 
 
@@ -293,6 +299,7 @@ Evaluate = Callable[[Sequence[Any]], Sequence[Tensor | None]]
 EvaluateRounded = Callable[[int, float, bool, Sequence[Any]], tuple[Sequence[Tensor | None], bool]]
 EvaluateAll = Callable[[Sequence[Sequence[Any]]], Sequence[Sequence[Tensor | None]]]
 Errors = list[Tensor | None]
+_SURROUNDING_BYTES = 1 << 20  # more around a tensor, as a buffer of all tables, are not copied
 
 
 class Bar:
@@ -323,7 +330,8 @@ class Bar:
         self.evaluate_rounded = rounded or self._evaluate_rounded
         # An implementation that writes to its inputs must not change what it is judged by. Strides
         # stay: they decide the order in which eager's kernels add.
-        self.values = mapped(_copy, values)
+        known: Storages = {}
+        self.values = mapped(lambda value: _copy(value, known), values)
         eager, exact = self.evaluate_all([self.values, mapped(upcast, self.values)])
         self.eager, self.exact = list(eager), list(exact)
         # Made where NaN differ.
@@ -548,9 +556,9 @@ class Bar:
             self._allow(place, *errors)
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: Any, known: Storages) -> Any:
     """Copy a tensor to memory of its own, with its strides; return anything else unchanged."""
-    return copy_of_storage(value) if isinstance(value, Tensor) else value
+    return copy_of_storage(value, known) if isinstance(value, Tensor) else value
 
 
 def _errors(measured: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> Errors:

@@ -89,17 +89,26 @@ def written_places(op: Declared, args: Sequence[Any]) -> list[int]:
 def with_own_copies(op: Declared, args: Sequence[Any]) -> list[Any]:
     """Return ``args`` with every tensor that the operator overwrites replaced by its own copy."""
     places = written_places(op, args)
-    return filled(args, places, [copy_of_storage(tensor) for tensor in at(args, places)])
+    known: Storages = {}
+    return filled(args, places, [copy_of_storage(tensor, known) for tensor in at(args, places)])
 
 
-def copy_of_storage(tensor: Tensor) -> Tensor:
+Storages = dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]]  # a storage and its copy
+
+
+def copy_of_storage(tensor: Tensor, known: Storages | None = None) -> Tensor:
     """Copy a tensor together with its storage.
 
     The copy has the same values, strides, offset and surrounding memory; it is a leaf that needs a
-    gradient if ``tensor`` does.
+    gradient if ``tensor`` does. Tensors in one storage, as the tables of a model in one buffer, are
+    copied into one where the calls share ``known``.
     """
-    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    storage = whole.set_(tensor.untyped_storage()).clone().untyped_storage()
+    original = tensor.untyped_storage()
+    known = {} if known is None else known
+    if original._cdata not in known:
+        whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        known[original._cdata] = original, whole.set_(original).clone().untyped_storage()
+    _, storage = known[original._cdata]
     copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
     return copy.requires_grad_(tensor.requires_grad)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fuselab.prove import asked_timing
-from fuselab.prove.arguments import copy_of_storage, mapped
+from fuselab.prove.arguments import Storages, copy_of_storage, mapped
 from fuselab.prove.asked_timing import Change
 from fuselab.prove.held import RemoteError
 from fuselab.prove.processes import Process
@@ -92,7 +92,10 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 def own_copies(args: Sequence[Any]) -> list[Any]:
     """Return the arguments with tensors copied, so that the judge can change them too."""
-    return mapped(lambda one: copy_of_storage(one) if isinstance(one, Tensor) else one, list(args))
+    known: Storages = {}
+    return mapped(
+        lambda one: copy_of_storage(one, known) if isinstance(one, Tensor) else one, list(args)
+    )
 
 
 def drawn_change(
