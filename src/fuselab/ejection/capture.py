@@ -25,6 +25,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx.experimental import _config as fx_config
 
 from fuselab.ejection.cumulative import traceable_averages
+from fuselab.ejection.decisions import decisions
 from fuselab.ejection.dropout import SEEDS, dropouts_in, is_seed, seed_beside, seeded
 from fuselab.ejection.equal_sizes import equal_sizes, equate_sizes
 from fuselab.ejection.returned import Returned, StandIns, output_node, results_of
@@ -59,7 +60,8 @@ class Captured:
     the function's parameters. The function writes over the arguments ``written``; their new values
     are the last of the outputs. ``seed`` names the argument from which dropouts take their masks,
     the last one; None where nothing is dropped. ``numbers`` are those of the dropouts, by which the
-    masks from one seed differ.
+    masks from one seed differ. ``decisions`` are conditions on sizes; where one does not hold, the
+    user's code computes something else.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Captured:
     written: tuple[str, ...] = ()
     seed: str | None = None
     numbers: tuple[int, ...] = ()
+    decisions: tuple[sympy.Basic, ...] = ()
 
     @property
     def needs_gradient(self) -> tuple[bool, ...]:
@@ -163,6 +166,7 @@ def capture(
 
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
         held["traced"], held["stand_ins"] = module, StandIns(module)
+        held["decisions"] = decisions()
         held["results"] = results_of(module.graph)
         # Only what is computed: AOTAutograd would return the bases of views as well.
         last = output_node(module.graph)
@@ -213,6 +217,7 @@ def trace(
 
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
         held["traced"], held["stand_ins"] = module, StandIns(module)
+        held["decisions"] = decisions()
         return held["stand_ins"]
 
     returned = _run_dynamo(backend, function, args, keywords, name, inference)
@@ -254,6 +259,7 @@ def trace(
         {},
         seed=seed,
         numbers=numbers,
+        decisions=held["decisions"],
     )
 
 
@@ -463,6 +469,7 @@ def _captured(
         tuple(written),
         seed,
         tuple(held["numbers"]),
+        held["decisions"],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ from fuselab.ejection.write_init import (
     public_parameters,
     sequence_import,
 )
+from fuselab.ejection.write_launchers import where_it_runs
 from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_reference import reference_text
 from fuselab.ejection.write_standalone import operator_files, page_section, with_runtime
@@ -72,6 +74,7 @@ def describe(cut: Cut) -> dict[str, Any]:
     """Return the facts for JSON: what each operator computes, and what stays a PyTorch call."""
     return {
         "operator": f"ejected::{cut.name}",
+        "where": where_it_runs(cut),
         "kernels": [
             kernel for region in cut.regions for kernel in region.package.describe()["kernels"]
         ],
@@ -210,6 +213,7 @@ def _steps(cut: Cut, imports: Sequence[str] = (), whole: Whole | None = None) ->
     functions alone."""
     classes: dict[str, Any] = dict(namedtuples_in(cut.captured.returned.structure))
     operators = [f"from .{name} import {name}" for name in sorted(one.name for one in cut.regions)]
+    reference = ["from .reference import reference"] if _other_sizes(cut) else []
     return [
         f'"""{cut.name}: its chains are fused operators, everything else stays a PyTorch call."""',
         "",
@@ -221,7 +225,7 @@ def _steps(cut: Cut, imports: Sequence[str] = (), whole: Whole | None = None) ->
         "import torch",
         "from torch import Tensor",
         "",
-        *(imports or [*_dropout_imports(cut), *operators]),
+        *(imports or [*_dropout_imports(cut), *operators, *reference]),
         "",
         "",
         *(f'{name} = namedtuple("{name}", {kind._fields!r})' for name, kind in classes.items()),
@@ -242,6 +246,7 @@ def _function(cut: Cut, whole: Whole | None) -> str:
         if is_number(node):
             names[node] = cut.sizes.value_text(node.meta["example_value"])
     body = [line for step in cut.steps for line in _step(cut, step, names)]
+    body = [*_other_sizes(cut), *body]
     structure = cut.captured.returned.structure
     body.append(f"return {structure_text(structure, lambda node: names[cut.newest(node)])}")
     used = "\n".join(body)
@@ -276,7 +281,18 @@ def _function(cut: Cut, whole: Whole | None) -> str:
 
 
 def _is_word(word: str, text: str) -> bool:
-    return word in text.replace("(", " ").replace(")", " ").replace(",", " ").split()
+    return re.search(rf"(?<![\w.]){re.escape(word)}\b", text) is not None
+
+
+def _other_sizes(cut: Cut) -> list[str]:
+    """Return the statements that leave sizes to the reference which the steps are not right for:
+    those for which the user's code decides otherwise, and dimensions that are the example's."""
+    wanted = where_it_runs(cut)
+    if not wanted:
+        return []
+    condition = wanted[0] if len(wanted) == 1 else " and ".join(f"({one})" for one in wanted)
+    called = ", ".join(cut.parameters)
+    return [f"if not ({condition}):", f"    return reference({called})"]
 
 
 def _step(cut: Cut, step: Region | fx.Node, names: Mapping[Any, str]) -> list[str]:
@@ -324,6 +340,8 @@ def _page(cut: Cut, whole: Whole | None) -> str:
             lines.append(f"| {label} | {_lines(step.calls)} | fused |")
         else:
             lines.append(f"| {call_name(step)} | {_lines([step])} | {cut.reason(step)} |")
+    if where := where_it_runs(cut):
+        lines += ["", f"The operators run where {' and '.join(f'`{one}`' for one in where)}."]
     lines += ["", "The page of each operator shows its kernels and the bytes before and after."]
     if whole is not None:
         lines += [

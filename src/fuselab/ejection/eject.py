@@ -18,6 +18,7 @@ from fuselab.ejection.package import planned_package
 from fuselab.ejection.regions import cut
 from fuselab.ejection.whole import planned_whole
 from fuselab.ejection.write import package_files
+from fuselab.ejection.write_launchers import where_it_runs
 from fuselab.ejection.write_standalone import standalone_files
 from fuselab.errors import EjectError
 
@@ -105,7 +106,8 @@ def ejected(
             raise refused
         return Ejected(composition_files(parts, standalone), about(name), describe(parts))
     files = standalone_files(package) if standalone else package_files(package)
-    return Ejected(files, about(name), package.describe())
+    facts = {**package.describe(), "where": where_it_runs(package)}
+    return Ejected(files, about(name), facts)
 
 
 def _with_whole(

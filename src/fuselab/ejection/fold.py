@@ -89,8 +89,16 @@ def _split(text: str, separators: tuple[str, ...]) -> list[str]:
 
 
 def formatted(text: str) -> str:
-    """Return Python text with its long lines folded."""
-    return "\n".join(line for long in text.split("\n") for line in _folded(long))
+    """Return Python text with its long lines folded, and with the import of ``math`` where it is
+    used."""
+    lines = "\n".join(line for long in text.split("\n") for line in _folded(long))
+    if not re.search(r"(?<![\w.])math\.\w", lines) or re.search(r"^\s*import math\b", lines, re.M):
+        return lines
+    head, future, rest = lines.partition("from __future__ import annotations\n\n")
+    if not future:
+        return lines
+    is_with_others = re.match(r"(from|import) (collections|functools|typing|pathlib)\b", rest)
+    return f"{head}{future}import math\n{'' if is_with_others else chr(10)}{rest}"
 
 
 def _folded(line: str) -> list[str]:

@@ -7,6 +7,7 @@ edited by hand.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import secrets
 import shutil
@@ -43,6 +44,8 @@ def write_folder(
         return _replaced(folder, texts) if folder.exists() else _created(folder, texts)
     except OSError as error:
         raise OutputError(f"cannot write {folder}: {error.strerror or error}.") from error
+    finally:
+        importlib.invalidate_caches()  # so that this process can import it at once
 
 
 def check_folder(folder: Path, force: bool) -> None:

@@ -36,6 +36,7 @@ from fuselab.ejection.loops import (
     chosen_in,
     walk,
 )
+from fuselab.errors import EjectError
 
 _DIMS = {
     1: ("width",),
@@ -237,6 +238,17 @@ class Sizes:
         named = size.subs({symbol: sympy.Symbol(name) for symbol, name in self.names.items()})
         return printed(named)
 
+    def condition_text(self, condition: sympy.Basic, name: str) -> str:
+        """Return a condition as Python text. Raises EjectError where the function, ``name``,
+        decides by a size that no argument of its kernels has."""
+        known = condition.subs(self.equal)
+        if not set(self.names).issuperset(known.free_symbols):
+            raise EjectError(
+                f"{name} decides by the size of a tensor that it does not compute with; eject the "
+                "parts before and after it."
+            )
+        return self.text(condition)
+
     def value_text(self, value: Any) -> str:
         """Return a number that a graph computes, or a shape, as Python text."""
         if isinstance(value, torch.Size):
@@ -293,41 +305,122 @@ class Sizes:
         return namer.name(f"{words[0]}_part" if words else "group")
 
 
-def printed(size: sympy.Expr) -> str:
-    """Return a size as Python text."""
-    text = re.sub(r" *(//|[*/]) *", r" \1 ", str(_Printer().doprint(size)))
+_SIGNS = {
+    "Equality": "==",
+    "Unequality": "!=",
+    "StrictLessThan": "<",
+    "LessThan": "<=",
+    "StrictGreaterThan": ">",
+    "GreaterThan": ">=",
+}
+
+
+def printed(size: sympy.Basic) -> str:
+    """Return a size, or a condition on sizes, as Python text."""
+    text = re.sub(r" *(\*\*|//|[*/%]) *", r" \1 ", str(_Printer().doprint(size)))
     is_whole = text.startswith("(") and text.endswith(")") and text.count("(") == 1
     return text[1:-1] if is_whole else text
 
 
 class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
-    """Prints sizes as Python, with whole divisions."""
+    """Prints sizes, and numbers that are computed from them, as Python."""
+
+    def _binary(self, expr: sympy.Expr, sign: str) -> str:
+        one, other = expr.args
+        return f"({self.parenthesize(one, 50)} {sign} {self.parenthesize(other, 51)})"
+
+    def _called(self, expr: sympy.Expr, name: str) -> str:
+        return f"{name}({', '.join(map(self._print, expr.args))})"
 
     def _print_FloorDiv(self, expr: sympy.Expr) -> str:  # noqa: N802
-        one, other = expr.args
-        return f"({self.parenthesize(one, 50)} // {self.parenthesize(other, 51)})"
+        return self._binary(expr, "//")
 
     def _print_Floored(self, expr: sympy.Expr) -> str:  # noqa: N802
         return str(self._print_FloorDiv(expr))
 
+    def _print_FloatTrueDiv(self, expr: sympy.Expr) -> str:  # noqa: N802
+        return self._binary(expr, "/")
+
+    _print_IntTrueDiv = _print_FloatTrueDiv  # noqa: N815
+
+    def _print_Mod(self, expr: sympy.Expr) -> str:  # noqa: N802
+        return self._binary(expr, "%")
+
+    _print_PythonMod = _print_Mod  # noqa: N815
+
+    def _print_ModularIndexing(self, expr: sympy.Expr) -> str:  # noqa: N802
+        one, divisor, modulus = (self.parenthesize(arg, 51) for arg in expr.args)
+        return f"({one} // {divisor} % {modulus})"
+
+    def _print_CeilDiv(self, expr: sympy.Expr) -> str:  # noqa: N802
+        one, other = (self.parenthesize(arg, 51) for arg in expr.args)
+        return f"(-(-{one} // {other}))"
+
+    def _print_Pow(self, expr: sympy.Expr, rational: bool = False) -> str:  # noqa: N802
+        base, exponent = expr.args
+        power = exponent if exponent.is_Integer or not exponent.is_Rational else exponent.evalf(17)
+        return f"({self.parenthesize(base, 61)} ** {self.parenthesize(power, 61)})"
+
+    _print_FloatPow = _print_PowByNatural = _print_Pow  # noqa: N815
+
+    def _print_Float(self, expr: sympy.Float) -> str:  # noqa: N802
+        return repr(float(expr))
+
+    def _print_Relational(self, expr: sympy.Rel) -> str:  # noqa: N802
+        return f"{printed(expr.lhs)} {_SIGNS[type(expr).__name__]} {printed(expr.rhs)}"
+
+    def _print_And(self, expr: sympy.And) -> str:  # noqa: N802
+        return " and ".join(f"({self._print(arg)})" for arg in sorted(expr.args, key=str))
+
+    def _print_Or(self, expr: sympy.Or) -> str:  # noqa: N802
+        return " or ".join(f"({self._print(arg)})" for arg in sorted(expr.args, key=str))
+
+    def _print_Not(self, expr: sympy.Not) -> str:  # noqa: N802
+        return f"not ({self._print(expr.args[0])})"
+
     def _print_Min(self, expr: sympy.Expr) -> str:  # noqa: N802
-        return f"min({', '.join(map(self._print, expr.args))})"
+        return self._called(expr, "min")
 
     def _print_Max(self, expr: sympy.Expr) -> str:  # noqa: N802
-        return f"max({', '.join(map(self._print, expr.args))})"
+        return self._called(expr, "max")
+
+    def _print_Abs(self, expr: sympy.Expr) -> str:  # noqa: N802
+        return self._called(expr, "abs")
 
     def _print_ToFloat(self, expr: sympy.Expr) -> str:  # noqa: N802
         return str(self.parenthesize(expr.args[0], 50))
 
-    def _print_FloatTrueDiv(self, expr: sympy.Expr) -> str:  # noqa: N802
-        one, other = expr.args
-        return f"({self.parenthesize(one, 50)} / {self.parenthesize(other, 51)})"
+    _print_Identity = _print_ToFloat  # noqa: N815
 
-    _print_IntTrueDiv = _print_FloatTrueDiv  # noqa: N815
+    def _print_TruncToInt(self, expr: sympy.Expr) -> str:  # noqa: N802
+        return self._called(expr, "int")
+
+    def _print_TruncToFloat(self, expr: sympy.Expr) -> str:  # noqa: N802
+        return f"float({self._called(expr, 'int')})"
+
+    def _print_RoundToInt(self, expr: sympy.Expr) -> str:  # noqa: N802
+        return self._called(expr, "round")
+
+    _print_RoundDecimal = _print_RoundToInt  # noqa: N815
+
+    def _print_CeilToInt(self, expr: sympy.Expr) -> str:  # noqa: N802
+        return self._called(expr, "math.ceil")
+
+    def _print_FloorToInt(self, expr: sympy.Expr) -> str:  # noqa: N802
+        return self._called(expr, "math.floor")
 
     def _print_floor(self, expr: sympy.Expr) -> str:
         one, other = expr.args[0].as_numer_denom()
         return f"({self.parenthesize(one, 50)} // {self.parenthesize(other, 51)})"
+
+    def _print_Function(self, expr: sympy.Function) -> str:  # noqa: N802
+        """Print a function of ``math``, which torch's sizes call by an opaque name."""
+        name = expr.func.__name__.removeprefix("OpaqueUnaryFn_")
+        if name == "sqrt":
+            return f"({self.parenthesize(expr.args[0], 61)} ** 0.5)"
+        if not hasattr(math, name):
+            raise EjectError(f"sizes are computed by '{name}', which cannot be written.")
+        return self._called(expr, f"math.{name}")
 
 
 def planned(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from fuselab.ejection.pairs import pairs_of
 from fuselab.ejection.plan import KernelPlan
 from fuselab.ejection.steps import expression_of
 from fuselab.ejection.stored import behind_calls
+from fuselab.ejection.taken import tensors_in
 from fuselab.ejection.write_gradient import unpacked_upstream, upstream_type
 from fuselab.ejection.write_reference import outputs_type
 
@@ -135,7 +137,7 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
     ends = _ends(package, plans) if early else []
     if plans is package.forward and len(package.output_names) == 1 and ends:
         (output,) = package.program.outputs
-        lines.append(f"{ends[0]} = {_allocation(package, output, None, given)}")
+        lines.append(f"{ends[0]} = {_allocation(package, output, None, given, True)}")
         whole = held.allocated(output, ends[0]) if isinstance(output, Pieces) else ()
         lines += whole
         held.texts[output] = ends[0]
@@ -148,13 +150,15 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
             node = held.wholes.get(operand.node, operand.node)
             if node in held.texts:
                 continue  # another part of it was stored before
-            is_output = node in package.program.outputs
+            # A backward may compute an output again, as any other value that it needs.
+            is_output = plans is package.forward and node in package.program.outputs
             is_whole = node is not operand.node
             name = names.get(node, operand.name)
             if is_whole or is_output:
                 name = package.result_name(node, plans)
             if not is_output or len(package.output_names) == 1:  # else they are allocated together
-                made = _allocation(package, node, gradients.get(node), given)
+                like = gradients.get(node)
+                made = _allocation(package, node, like, given, is_output)
                 lines.append(f"{name} = {made}")
             if is_whole:
                 lines += held.allocated(held.wholes[operand.node], name)
@@ -224,10 +228,12 @@ class _Calls:
         return repr(operand)
 
 
-def _allocation(package: Package, node: Node, like: str | None, given: Sequence[str]) -> str:
+def _allocation(
+    package: Package, node: Node, like: str | None, given: Sequence[str], is_output: bool
+) -> str:
     """Return the text of a new tensor: an output, the gradient of the argument ``like``, or one
     that later kernels read."""
-    if node in package.program.outputs:
+    if is_output:
         return f"output_like(reference, {', '.join(package.parameters)})"
     if like is not None:
         return f"torch.empty_like({like})"
@@ -279,7 +285,35 @@ def mismatch_lines(package: Package) -> list[str]:
         lines.append(f"        least={package.least!r},".replace("'", '"'))
     if package.widest is not None:
         lines.append(f"        widest={package.widest},")
+    decided = decided_texts(package)
+    if decided:
+        texts = "".join(f"{json.dumps(one)}, " for one in decided)
+        lines.append(f"        decided=({texts.rstrip()}),")
     return lines
+
+
+def decided_texts(package: Package | Cut) -> list[str]:
+    """Return the conditions on sizes by which the user's code took the way that was captured."""
+    captured = package.captured
+    return [package.sizes.condition_text(one, captured.name) for one in captured.decisions]
+
+
+def example_sizes(package: Package | Cut) -> list[str]:
+    """Return as conditions the dimensions of the call's arguments that cannot have other sizes than
+    in the example. A module's own tensors keep theirs."""
+    of_calls = tensors_in(package.captured.given)
+    return [
+        f"{argument.name}.shape[{dim}] == {size}"
+        for argument in package.captured.arguments
+        if argument.name in of_calls
+        for dim, size in enumerate(argument.tensor.shape)
+        if isinstance(size, int)
+    ]
+
+
+def where_it_runs(package: Package | Cut) -> list[str]:
+    """Return the conditions on sizes under which the kernels compute what the code does."""
+    return [*decided_texts(package), *example_sizes(package)]
 
 
 def _fake_gradient(package: Package) -> str:

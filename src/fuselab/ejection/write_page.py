@@ -13,6 +13,7 @@ from fuselab.ejection.kernels import ancestors
 from fuselab.ejection.loops import Node
 from fuselab.ejection.package import Package
 from fuselab.ejection.plan import KernelPlan, Operand
+from fuselab.ejection.write_launchers import where_it_runs
 
 # Calls that move no data, also under the names of ATen.
 _VIEWS = ARRANGING | {"alias", "slice", "_unsafe_view"}
@@ -24,6 +25,9 @@ def page_text(package: Package) -> str:
         f"{name} = {package.captured.hints[symbol]}" for symbol, name in package.sizes.names.items()
     )
     parts = [f"# {package.name}", "", _summary(package, sizes)]
+    if where := where_it_runs(package):
+        told = " and ".join(f"`{one}`" for one in where)
+        parts += ["", f"The kernels run where {told}. Else the reference computes."]
     parts += ["", "## Forward", "", *_kernels(package, package.forward)]
     if package.backward:
         parts += ["", "## Backward", "", *_kernels(package, package.backward)]

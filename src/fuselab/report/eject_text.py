@@ -17,6 +17,8 @@ def eject_text(facts: Mapping[str, Any]) -> str:
             f"  {kernel['name']} ({loops})",
             f"    reads {', '.join(kernel['reads'])}; writes {', '.join(kernel['writes'])}",
         ]
+    if facts["where"]:
+        lines.append(f"  only where {' and '.join(facts['where'])}; else the reference computes")
     stays = facts.get("pytorch_calls")
     if stays:
         names = ", ".join(dict.fromkeys(call["name"] for call in stays))

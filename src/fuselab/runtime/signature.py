@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fuselab.errors import ArgumentError
 from fuselab.op import dtype_name, on_meta, tensors_in
+from fuselab.runtime.launch_recording import unseen
 
 _OUTPUTS: dict[Any, list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]] = {}
 _HELD = 4096  # entries of _OUTPUTS; a program has few shapes, a server may have many
@@ -22,6 +24,7 @@ def mismatch(
     multiples: Mapping[str, int] | None = None,
     least: Mapping[str, int] | None = None,
     widest: torch.dtype | None = None,
+    decided: Sequence[str] = (),
 ) -> str | None:
     """Return None if the tensors have the shapes that the kernels were written for, else the
     reason in a few words.
@@ -33,6 +36,8 @@ def mismatch(
             of such sizes, as ``length * width + 2 * height``.
         least: names whose size must not be below a number.
         widest: a dtype that the function computes in of its own accord; kernels do not round to it.
+        decided: conditions on the sizes of names, in Python, as ``width > 64``. The function has
+            taken the way that the kernels compute because they held.
     """
     sizes: dict[str, int] = {}
     for place, (tensor, pattern) in enumerate(operands, 1):
@@ -57,6 +62,9 @@ def mismatch(
     for word, size in (least or {}).items():
         if sizes[word] < size:
             return f"{word} is {sizes[word]}, which is below {size}"
+    for text in decided:
+        if not eval(_compiled(text), {"math": math}, sizes):
+            return f"the function computes something else where not {text}"
     for place, (tensor, _) in enumerate(operands, 1):
         if widest is not None and _is_finer(tensor.dtype, widest):
             return (
@@ -64,6 +72,12 @@ def mismatch(
                 f"{dtype_name(widest)} between its steps"
             )
     return None
+
+
+@functools.cache
+def _compiled(text: str) -> CodeType:
+    """Return a condition of a package's own, compiled."""
+    return compile(text, "<a condition on sizes>", "eval")
 
 
 def sum_of_products(text: str, sizes: Mapping[str, int]) -> int:
@@ -109,11 +123,12 @@ def outputs_like(reference: Callable[..., Any], *args: Any) -> tuple[Tensor, ...
     if found is None:
         if len(_OUTPUTS) >= _HELD:
             _OUTPUTS.clear()
-        try:
-            like = reference(*on_meta(args))
-        except (RuntimeError, NotImplementedError):  # it makes tensors of its own on a device
-            with torch.no_grad():
-                like = reference(*args)
+        with unseen():
+            try:
+                like = reference(*on_meta(args))
+            except (RuntimeError, NotImplementedError):  # it makes tensors of its own on a device
+                with torch.no_grad():
+                    like = reference(*args)
         found = _OUTPUTS[key] = [
             (tuple(one.shape), one.stride(), one.dtype) for one in tensors_in((like,))
         ]

@@ -1,0 +1,212 @@
+"""Code that computes with sizes, or decides by them: what is ejected is right at every size, by its
+kernels or by the reference.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sympy
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._sympy import functions as of_torch
+
+from fuselab.ejection.decisions import _holds_always
+from fuselab.ejection.eject import eject
+from fuselab.ejection.plan import printed
+from fuselab.errors import EjectError
+from fuselab.report.eject_text import eject_text
+from fuselab.runtime.signature import mismatch
+
+
+def scaled_attention(q, k, v):
+    return ((q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5).softmax(-1) @ v
+
+
+def rooted_attention(q, k, v):
+    return ((q @ k.transpose(-2, -1)) / math.sqrt(k.size(-1))).softmax(-1) @ v
+
+
+def squared_and_counted(x):
+    return (x * x.shape[0] ** 2).sum(-1) + float(x.numel() % 7)
+
+
+def halved_and_rounded(x):
+    half, third = int(x.shape[0] / 2), round(x.shape[1] * 0.3)
+    return x.exp() * half + third - math.ceil(x.shape[1] / 3) + math.floor(x.shape[0] * 0.7)
+
+
+def padded_to_eight(x):
+    return F.pad(x, (0, -x.shape[-1] % 8)).exp().sum(-1)
+
+
+def counted_products(x, weight):
+    hidden = F.gelu(x @ weight) * round(x.shape[1] * 0.3)
+    return (hidden - abs(x.shape[0] - 9)).softmax(-1) * min(x.shape[0], 5)
+
+
+def padded_products(x, weight):
+    wide = F.pad(x, (0, -x.shape[-1] % 8))
+    return (wide @ weight[: wide.shape[-1]]).softmax(-1).sum(0)
+
+
+def branched(x):
+    return (x * 2).sum(-1) if x.shape[-1] > 8 else (x * 3).sum(-1)
+
+
+def branched_products(x, weight):
+    hidden = F.gelu(x @ weight)
+    if x.shape[0] % 2 == 0:
+        hidden = hidden * 2 + 1
+    return hidden.softmax(-1)
+
+
+def logarithm(x, weight):
+    return torch.relu(x @ weight).softmax(-1) / math.log(x.shape[0] + 1.5)
+
+
+def logarithm_alone(x):
+    return torch.relu(x * 2) / math.log(x.shape[0] + 1.5)
+
+
+def one_row(x, weight):
+    hidden = F.gelu(x @ weight).softmax(-1)
+    return hidden.view(x.shape[0], -1, 2).sum(-1) + 1
+
+
+def one_step(cost, row, column):
+    """A step of Sinkhorn's iteration: its backward computes the first output again."""
+    row = -torch.logsumexp((column[None, :] - cost) / 0.1, 1) * 0.1
+    column = -torch.logsumexp((row[:, None] - cost) / 0.1, 0) * 0.1
+    return row, column
+
+
+def shapes(*sizes: Sequence[int]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(len(sizes))
+    return [torch.randn(tuple(one), generator=generator) for one in sizes]
+
+
+# A function, the shapes of the example, and others.
+CASES: dict[Callable[..., Any], list[list[tuple[int, ...]]]] = {
+    scaled_attention: [[(2, 3, 9, 16), (2, 3, 11, 16), (2, 3, 11, 16)], [(3, 2, 5, 8)] * 3],
+    rooted_attention: [[(2, 3, 9, 16), (2, 3, 11, 16), (2, 3, 11, 16)], [(3, 2, 5, 8)] * 3],
+    squared_and_counted: [[(6, 8)], [(5, 7)], [(13, 40)]],
+    halved_and_rounded: [[(6, 8)], [(5, 7)], [(13, 40)]],
+    padded_to_eight: [[(6, 13)], [(6, 16)], [(3, 27)]],
+    counted_products: [[(6, 8), (8, 12)], [(13, 20), (20, 7)], [(3, 4), (4, 9)]],
+    padded_products: [[(6, 13), (16, 12)], [(4, 3), (8, 5)], [(7, 24), (24, 3)]],
+    branched: [[(6, 20)], [(6, 8)], [(4, 9)], [(5, 3)]],
+    branched_products: [[(6, 8), (8, 12)], [(5, 8), (8, 12)], [(8, 3), (3, 12)]],
+    logarithm: [[(6, 8), (8, 12)], [(9, 8), (8, 5)]],
+    logarithm_alone: [[(6, 8)], [(9, 8)]],
+    one_row: [[(1, 8), (8, 12)], [(5, 8), (8, 12)]],
+    one_step: [[(20, 30), (20,), (30,)], [(7, 5), (7,), (5,)]],
+}
+
+
+@pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
+def test_it_is_right_at_other_sizes(function: Callable[..., Any], tmp_path: Path) -> None:
+    example, *others = CASES[function]
+    name = f"sizes_{function.__name__}"
+    eject(function, *shapes(*example), out=tmp_path / name, name=name)
+    sys.path.insert(0, str(tmp_path))
+    try:
+        ejected = getattr(importlib.import_module(name), name)
+    finally:
+        sys.path.remove(str(tmp_path))
+    for sizes in (example, *others):
+        args = shapes(*sizes)
+        ours, theirs = (_with_gradients(one, args) for one in (ejected, function))
+        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-4, msg=f"at {sizes}")
+
+
+def _with_gradients(function: Callable[..., Any], args: Sequence[Tensor]) -> list[Tensor]:
+    leaves = [one.clone().requires_grad_() for one in args]
+    returned = function(*leaves)
+    outputs = returned if isinstance(returned, tuple) else (returned,)
+    sum(
+        (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum() for output in outputs
+    ).backward()
+    return [*outputs, *(torch.zeros_like(one) if one.grad is None else one.grad for one in leaves)]
+
+
+@pytest.mark.parametrize(
+    "function, where",
+    [
+        (branched, ["width > 8"]),
+        (branched_products, ["length % 2 == 0"]),
+        (logarithm_alone, ["length + 1.5 == 7.5"]),
+        (one_row, ["x.shape[0] == 1"]),
+        (squared_and_counted, []),
+    ],
+)
+def test_it_says_where_the_kernels_run(
+    function: Callable[..., Any], where: list[str], tmp_path: Path
+) -> None:
+    from fuselab.ejection.eject import ejected
+
+    made = ejected(function, shapes(*CASES[function][0]), {}, f"told_{function.__name__}")
+    assert made.facts["where"] == where
+    page = made.files["page.md"]
+    assert all(f"`{one}`" in page for one in where)
+    screen = eject_text({**made.facts, "folder": "kernels", "kept": []})
+    assert (f"only where {' and '.join(where)}" in screen) is bool(where)
+
+
+def test_a_size_of_a_tensor_that_is_not_computed_with_is_refused() -> None:
+    def by_another(x, other):
+        return x.exp() * 2 if other.shape[0] > 4 else x.exp()
+
+    from fuselab.ejection.eject import ejected
+
+    with pytest.raises(EjectError, match="decides by the size of a tensor that it does not"):
+        ejected(by_another, shapes((6, 8), (7,)), {}, "by_another")
+
+
+def test_the_reason_names_the_condition() -> None:
+    tensor = torch.ones(3, 8)
+    assert mismatch((tensor, "length width"), decided=("width > 7", "length % 3 == 0")) is None
+    reason = mismatch((tensor, "length width"), decided=("math.log2(width) > 3",))
+    assert reason == "the function computes something else where not math.log2(width) > 3"
+
+
+def test_a_condition_that_always_holds_is_none() -> None:
+    one, other = sympy.symbols("one other", integer=True, positive=True)
+    assert _holds_always(sympy.Ge(one + other, 0))
+    assert not _holds_always(sympy.Gt(one, 1))
+    assert not _holds_always(sympy.Eq(one, other))
+
+
+N, M = sympy.symbols("n m", integer=True, positive=True)
+TEXTS = {
+    "n // 2": of_torch.FloorDiv(N, 2),
+    "n % 8": of_torch.Mod(N, 8),
+    "-n % 8": of_torch.PythonMod(-N, 8),
+    "n ** -0.5": of_torch.FloatPow(of_torch.ToFloat(N), sympy.Float(-0.5)),
+    "n ** 2": of_torch.PowByNatural(N, 2),
+    "n ** 3": N**3,
+    "int(n / 2)": of_torch.TruncToInt(of_torch.IntTrueDiv(N, 2)),
+    "math.ceil(n / 3)": of_torch.CeilToInt(of_torch.IntTrueDiv(N, 3)),
+    "math.floor(0.7 * n)": of_torch.FloorToInt(0.7 * of_torch.ToFloat(N)),
+    "round(0.3 * n)": of_torch.RoundToInt(0.3 * of_torch.ToFloat(N)),
+    "n ** 0.5": of_torch.OpaqueUnaryFn_sqrt(of_torch.ToFloat(N)),
+    "math.log2(n)": of_torch.OpaqueUnaryFn_log2(of_torch.ToFloat(N)),
+    "-(-n // 4)": of_torch.CeilDiv(N, 4),
+    "min(5, n)": of_torch.Min(N, 5),
+    "abs(n - 9)": sympy.Abs(sympy.Symbol("n", integer=True) - 9),
+    "(n > 8) and (m < 3)": sympy.And(sympy.Gt(N, 8), sympy.Lt(M, 3)),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_size_is_written_as_python(text: str) -> None:
+    written = printed(TEXTS[text])
+    for sizes in ({"n": 13, "m": 2}, {"n": 4, "m": 5}, {"n": 24, "m": 1}):
+        assert eval(written, {"math": math}, sizes) == eval(text, {"math": math}, sizes), written
