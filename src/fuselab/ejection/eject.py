@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 import fuselab
+from fuselab.ejection.calls import call_name
 from fuselab.ejection.compose import composition_files, describe
 from fuselab.ejection.folder import check_folder, write_folder
 from fuselab.ejection.package import planned_package
-from fuselab.ejection.regions import cut
+from fuselab.ejection.regions import ALONE, Cut, cut
 from fuselab.ejection.whole import planned_whole
 from fuselab.ejection.write import package_files
 from fuselab.ejection.write_launchers import where_it_runs
@@ -103,11 +104,25 @@ def ejected(
     except EjectError as refused:
         parts = cut(function, args, keywords, name, inference)
         if not parts.regions:
-            raise refused
+            raise _nothing_gained(refused, parts) from None
         return Ejected(composition_files(parts, standalone), about(name), describe(parts))
     files = standalone_files(package) if standalone else package_files(package)
     facts = {**package.describe(), "where": where_it_runs(package)}
     return Ejected(files, about(name), facts)
+
+
+def _nothing_gained(refused: EjectError, parts: Cut) -> EjectError:
+    """Return the error of a function of which no part becomes a kernel: the sentence on the call
+    that has none, and, where the others could have one, why they do not get it."""
+    could = [call_name(one) for one in parts.calls if parts.reason(one) == ALONE]
+    if not could:
+        return refused
+    plain = str(refused).removesuffix(".").removesuffix("; eject the parts before and after it")
+    names = ", ".join(dict.fromkeys(could))
+    return EjectError(
+        f"{plain}, and of what remains ({names}) no two calls could share a kernel; a kernel of "
+        "one call would gain nothing."
+    )
 
 
 def _with_whole(

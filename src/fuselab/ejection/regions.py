@@ -67,6 +67,9 @@ RANDOM = frozenset(
 )  # fmt: skip
 
 
+ALONE = "alone it would gain nothing"  # why a call that could have a kernel gets none
+
+
 @dataclass(frozen=True, eq=False)
 class Region:
     """Calls that become one fused operator, ``package``, which takes the tensors that they read,
@@ -164,7 +167,7 @@ class Cut:
         """Return why a call stays PyTorch's."""
         if call_name(node) in ARRANGING:
             return "it moves no data"
-        return self.reasons.get(node) or "alone it would gain nothing"
+        return self.reasons.get(node) or ALONE
 
 
 def cut(
