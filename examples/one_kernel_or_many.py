@@ -196,8 +196,8 @@ def time_forms() -> None:
 # launches and on memory: narrow layers, small batches, inference. Where a product is large it is
 # bound by arithmetic, the library's is the faster one, and what lies between two products is a
 # small part of the time. Then the operators are the better form, and they are the only one that
-# trains. On an H200 (`benchmarks/whole_forms.py`) a head of 128 columns takes 47 us in one kernel
-# and 97 as operators, and a SwiGLU of 256 to 1024 columns 234 us and 158.
+# trains. On an H200 (`benchmarks/whole_forms.py`) a head of 128 columns takes 45 us in one kernel
+# and 97 as operators, and a SwiGLU of 256 to 1024 columns 233 us and 154.
 
 STEPS = (
     what_is_launched_and_moved,
