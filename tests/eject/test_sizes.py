@@ -76,6 +76,11 @@ def logarithm_alone(x):
     return torch.relu(x * 2) / math.log(x.shape[0] + 1.5)
 
 
+def looped(x, weight):
+    rows = [torch.relu(x[row] * weight) + row for row in range(x.shape[0])]
+    return torch.stack(rows)
+
+
 def one_row(x, weight):
     hidden = F.gelu(x @ weight).softmax(-1)
     return hidden.view(x.shape[0], -1, 2).sum(-1) + 1
@@ -106,6 +111,7 @@ CASES: dict[Callable[..., Any], list[list[tuple[int, ...]]]] = {
     branched_products: [[(6, 8), (8, 12)], [(5, 8), (8, 12)], [(8, 3), (3, 12)]],
     logarithm: [[(6, 8), (8, 12)], [(9, 8), (8, 5)]],
     logarithm_alone: [[(6, 8)], [(9, 8)]],
+    looped: [[(3, 8), (8,)], [(5, 9), (9,)]],
     one_row: [[(1, 8), (8, 12)], [(5, 8), (8, 12)]],
     one_step: [[(20, 30), (20,), (30,)], [(7, 5), (7,), (5,)]],
 }

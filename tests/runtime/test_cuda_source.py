@@ -55,7 +55,10 @@ def test_an_error_names_file_expression_and_line() -> None:
     assert 'identifier "Missing" is undefined' in caught.value.log
 
 
-def test_the_cubin_comes_from_disk_and_follows_source_and_options(tmp_path: Path) -> None:
+def test_the_cubin_comes_from_disk_and_follows_source_and_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSELAB_CACHE", str(tmp_path / "cache"))  # others compile meanwhile
     source = tmp_path / "k.cu"
     source.write_text(
         f'#include "k.h"  // {uuid4()}\n__global__ void k(float* p) {{ *p = VALUE; }}'

@@ -92,8 +92,11 @@ def formatted(text: str) -> str:
     """Return Python text with its long lines folded, and with the import of ``math`` where it is
     used."""
     lines = "\n".join(line for long in text.split("\n") for line in _folded(long))
-    if not re.search(r"(?<![\w.])math\.\w", lines) or re.search(r"^\s*import math\b", lines, re.M):
+    if "math." not in lines or re.search(r"^\s*import math\b", lines, re.M):
         return lines
+    names = (node.id for node in ast.walk(ast.parse(lines)) if isinstance(node, ast.Name))
+    if "math" not in names:
+        return lines  # in a docstring, or of another module
     head, future, rest = lines.partition("from __future__ import annotations\n\n")
     if not future:
         return lines

@@ -13,7 +13,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from fuselab.prove.subject import Subject
 
 _ROW_LIMIT_S = 86_400.0  # a judge ends by its own limits long before
 _HUGE_ELEMENTS = 1 << 31
-_HUGE_COPIES = 8  # of a tensor of so many elements, in the memory of the GPU or of the host
+_HUGE_COPIES = 8  # of a tensor of so many elements, an estimate for the GPU and for the host
 _HUGE_AT_ONCE = 4  # rows that compare so many elements; small comparisons use one thread
 _WAIT_S = 0.1
 
@@ -153,5 +153,4 @@ def with_import(group: Group, replaced: tuple[str, ...]) -> Group:
     if not replaced:
         return group
     reason = f"its import replaces {', '.join(replaced)}, by which it is judged"
-    fault = Result("import", Verdict.FAIL, reason)
-    return Group(group.implementation, group.dtype, group.where, (fault, *group.results))
+    return replace(group, results=(Result("import", Verdict.FAIL, reason), *group.results))

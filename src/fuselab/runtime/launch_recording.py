@@ -146,12 +146,9 @@ class _Call:
             if isinstance(tensor, Tensor)
         ]
         if written:
-            is_resized = func._schema.name in _RESIZING
-            return (
-                None
-                if is_resized or not all(map(is_new, written))
-                else _Call(func, args, kwargs, ())
-            )
+            if func._schema.name in _RESIZING or not all(map(is_new, written)):
+                return None
+            return _Call(func, args, kwargs, ())
         read = {
             tensor.untyped_storage()._cdata
             for tensor in _leaves(args)
@@ -464,12 +461,10 @@ class Recording:
                 given = [self._given(value, memory) for value in step.args]
                 if None in given:
                     return None
-                keywords = dict(step.keywords)
-                computed_float |= any(
-                    isinstance(one, float) for one in _leaves((step.args, *keywords.values()))
-                )
+                values = _leaves((step.args, *step.keywords.values()))
+                computed_float |= any(isinstance(one, float) for one in values)
                 calls.append((len(steps), step))
-                steps.append((step.function, given, keywords))
+                steps.append((step.function, given, step.keywords))
                 continue
             if isinstance(step, _Product):
                 operands = [self._operand(tensor, memory) for tensor in step.tensors]

@@ -188,8 +188,8 @@ PyObject* keep_differentiable(PyObject*, PyObject* const* args, Py_ssize_t count
 }
 
 // keep(id, implementation, args, steps, memory, outputs, is_tuple, by_value)
-//   steps: [(launch, parameters, bytes touched), a product as for `read_product`, or the index of
-//     the memory to fill with zeros]
+//   steps: [(launch, parameters, bytes touched), a product as for `read_product`, a call as for
+//     `read_call`, or the index of the memory to fill with zeros]
 //     launch: (cuda, function, device index, grid, block, shared bytes)
 //     parameters: [(code, source, index, item, constant)]. Source 0 is a constant; 1 an argument or
 //     an item of it (-1: itself), 2 a memory, each with the constant as byte offset. A tensor map's
