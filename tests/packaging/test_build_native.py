@@ -123,9 +123,11 @@ def test_an_artifact_runs_without_python(tmp_path: Path) -> None:
     op = _declared(tmp_path, "native_test::artifact")
     fuselab.operator(op)
     project = native.cmake_project("artifact", [op])
-    # Compiling takes a minute, so that what was built of the same text is used again.
+    # Compiling takes a minute, so that what was built of the same text is used again. The
+    # program names the folder of the PyTorch that it was linked to, so that this is part of it.
     text = Path(__file__).read_bytes() + b"".join(project.files.values())
-    folder = CACHE / "native" / hashlib.sha256(torch.__version__.encode() + text).hexdigest()
+    linked_to = f"{torch.__version__} {torch.__file__}".encode()
+    folder = CACHE / "native" / hashlib.sha256(linked_to + text).hexdigest()
     made, package = folder / "made", folder / "model.pt2"
     if not package.is_file():
         _compile(project, folder / "sources", made)
