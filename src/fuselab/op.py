@@ -216,10 +216,12 @@ class Gradient:
     the strides the implementations produce; without it, ``reference`` runs on fake tensors.
     ``prefer(needs, grad_output, *saved)`` returns the order in which ``implementation="auto"`` asks
     the implementations. ``frozen`` maps each argument whose gradient is refused to the end of a
-    sentence that says what to do instead. ``unchanged(grad_output, *saved)`` returns one flag per
-    gradient, True where the gradient is ``grad_output`` itself; the public function then returns
-    ``grad_output`` and asks the implementations only for the other gradients. Only an operator with
-    one output has it.
+    sentence that says what to do instead. ``non_differentiable`` names the arguments on which no
+    output depends such that it has a gradient, as where a function reads the size alone: their
+    gradient is None, and ``needs`` is False for them. ``unchanged(grad_output, *saved)`` returns
+    one flag per gradient, True where the gradient is ``grad_output`` itself; the public function
+    then returns ``grad_output`` and asks the implementations only for the other gradients. Only an
+    operator with one output has it.
     """
 
     save: Callable[..., tuple[Any, ...]]
@@ -227,6 +229,7 @@ class Gradient:
     fake: Callable[..., tuple[Tensor | None, ...]] | None = None
     prefer: Callable[..., Sequence[str]] | None = None
     frozen: Mapping[str, str] = field(default_factory=dict)
+    non_differentiable: Sequence[str] = ()
     unchanged: Callable[..., Sequence[bool]] | None = None
 
 
@@ -383,6 +386,13 @@ class FusedOp:
                 f"{self.name}: an operator that writes over its arguments has no gradient; give "
                 "FusedOp.gradient to the one that returns a new tensor."
             )
+        known = () if self.gradient is None else self.gradient.non_differentiable
+        for name in known:
+            if name not in self.tensor_parameters:
+                raise ContractError(
+                    f"{self.name}: Gradient.non_differentiable has '{name}', which is no tensor "
+                    f"argument; they are {', '.join(self.tensor_parameters)}."
+                )
         if self.residuals is not None and self.gradient is None:
             raise ContractError(
                 f"{self.name}: FusedOp.residuals are for a backward, and FusedOp.gradient is None; "

@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.utils._sympy import functions as of_torch
 
 from fuselab.ejection.decisions import _holds_always
-from fuselab.ejection.eject import eject
+from fuselab.ejection.eject import eject, ejected
 from fuselab.ejection.plan import printed
-from fuselab.errors import EjectError
 from fuselab.report.eject_text import eject_text
 from fuselab.runtime.signature import mismatch
 
@@ -93,6 +92,33 @@ def one_step(cost, row, column):
     return row, column
 
 
+def size_of_another(x, other):
+    return x.sin() * other.shape[-1]
+
+
+def branched_by_another(x, other):
+    return x.exp() * 2 if other.shape[0] > 4 else x.exp()
+
+
+def more_than_one_row(x, weight):
+    hidden = F.gelu(x @ weight)
+    return (hidden - hidden.mean(0) if len(x) > 1 else hidden).tanh()
+
+
+def with_rows(x, other):
+    return x * other.mean() if other.numel() else x.sin() + 1
+
+
+def mean_of_rows(x):
+    return x.exp().sum(0) / max(x.shape[0], 1)
+
+
+def held_codebook(x, codebook):
+    """A straight-through estimator: to the codebook, no gradient flows."""
+    place = (x[:, None] - codebook).square().sum(-1).argmin(-1)
+    return x + (codebook.detach()[place] - x).detach()
+
+
 def shapes(*sizes: Sequence[int]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(len(sizes))
     return [torch.randn(tuple(one), generator=generator) for one in sizes]
@@ -113,6 +139,12 @@ CASES: dict[Callable[..., Any], list[list[tuple[int, ...]]]] = {
     logarithm_alone: [[(6, 8)], [(9, 8)]],
     looped: [[(3, 8), (8,)], [(5, 9), (9,)]],
     one_row: [[(1, 8), (8, 12)], [(5, 8), (8, 12)]],
+    size_of_another: [[(6, 8), (3, 5)], [(4, 3), (2, 9)], [(1, 1), (1, 1)]],
+    branched_by_another: [[(6, 8), (7,)], [(6, 8), (3,)], [(2, 3), (5,)]],
+    more_than_one_row: [[(6, 8), (8, 12)], [(1, 8), (8, 12)], [(2, 3), (3, 1)]],
+    with_rows: [[(6, 8), (3, 2)], [(6, 8), (0, 4)], [(2, 3), (1, 1)]],
+    mean_of_rows: [[(6, 8)], [(0, 8)], [(1, 3)]],
+    held_codebook: [[(6, 8), (5, 8)], [(1, 1), (1, 1)], [(3, 2), (9, 2)]],
     one_step: [[(20, 30), (20,), (30,)], [(7, 5), (7,), (5,)]],
 }
 
@@ -140,7 +172,9 @@ def _with_gradients(function: Callable[..., Any], args: Sequence[Tensor]) -> lis
     sum(
         (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum() for output in outputs
     ).backward()
-    return [*outputs, *(torch.zeros_like(one) if one.grad is None else one.grad for one in leaves)]
+    grads = [one.grad for one in leaves]
+    given = torch.tensor([one is not None for one in grads])
+    return [*outputs, given, *(one for one in grads if one is not None)]
 
 
 @pytest.mark.parametrize(
@@ -150,14 +184,15 @@ def _with_gradients(function: Callable[..., Any], args: Sequence[Tensor]) -> lis
         (branched_products, ["length % 2 == 0"]),
         (logarithm_alone, ["length + 1.5 == 7.5"]),
         (one_row, ["x.shape[0] == 1"]),
+        (branched_by_another, ["other_width > 4"]),
+        (more_than_one_row, ["length > 1"]),
+        (mean_of_rows, ["length >= 1"]),
         (squared_and_counted, []),
     ],
 )
 def test_it_says_where_the_kernels_run(
     function: Callable[..., Any], where: list[str], tmp_path: Path
 ) -> None:
-    from fuselab.ejection.eject import ejected
-
     made = ejected(function, shapes(*CASES[function][0]), {}, f"told_{function.__name__}")
     assert made.facts["where"] == where
     page = made.files["page.md"]
@@ -166,14 +201,22 @@ def test_it_says_where_the_kernels_run(
     assert (f"only where {' and '.join(where)}" in screen) is bool(where)
 
 
-def test_a_size_of_a_tensor_that_is_not_computed_with_is_refused() -> None:
-    def by_another(x, other):
-        return x.exp() * 2 if other.shape[0] > 4 else x.exp()
+def test_the_division_by_a_root_of_a_size_joins_the_softmax(tmp_path: Path) -> None:
+    """The size is that of a tensor which the softmax's kernel does not read."""
+    made = ejected(rooted_attention, shapes(*CASES[rooted_attention][0]), {}, "attend")
+    calls = [one["name"] for one in made.facts["pytorch_calls"]]
+    assert calls == ["transpose", "matmul", "matmul"]
+    assert [len(one["calls"]) for one in made.facts["operators"]] == [2]
 
-    from fuselab.ejection.eject import ejected
 
-    with pytest.raises(EjectError, match="decides by the size of a tensor that it does not"):
-        ejected(by_another, shapes((6, 8), (7,)), {}, "by_another")
+def test_a_tensor_whose_size_alone_is_read_has_no_gradient(tmp_path: Path) -> None:
+    made = ejected(size_of_another, shapes(*CASES[size_of_another][0]), {}, "by_another")
+    assert 'non_differentiable=("other",)' in made.files["op.py"]
+    assert "def save(output: Tensor, x: Tensor, other: Tensor)" in made.files["op.py"]
+    standalone = ejected(
+        size_of_another, shapes(*CASES[size_of_another][0]), {}, "by_another", standalone=True
+    )
+    assert "non_differentiable=[1]" in standalone.files["launchers.py"]
 
 
 def test_the_reason_names_the_condition() -> None:

@@ -6,13 +6,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from honest_operators import masked_and_ignored, norms_and_losses, scans_and_products, sums_in_order
+from honest_operators import (
+    cut_gradients,
+    masked_and_ignored,
+    norms_and_losses,
+    scans_and_products,
+    sums_in_order,
+)
 
 from fuselab.op import FusedOp
 from fuselab.prove import check_group
 from fuselab.prove.check import check
 
 OPERATORS = (
+    *cut_gradients.OPERATORS,
     *masked_and_ignored.OPERATORS,
     *norms_and_losses.OPERATORS,
     *scans_and_products.OPERATORS,

@@ -24,8 +24,9 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsup
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx.experimental import _config as fx_config
 
+from fuselab.ejection.carriers import add_carriers, carriers_of
 from fuselab.ejection.cumulative import traceable_averages
-from fuselab.ejection.decisions import decisions
+from fuselab.ejection.decisions import decisions, listening
 from fuselab.ejection.dropout import SEEDS, dropouts_in, is_seed, seed_beside, seeded
 from fuselab.ejection.equal_sizes import equal_sizes, equate_sizes
 from fuselab.ejection.returned import Returned, StandIns, output_node, results_of
@@ -175,7 +176,8 @@ def capture(
         try:
             if held["results"] or (inference and written_in(module.graph)):
                 held["numbers"] = numbers or range(len(dropouts_in(module.graph)))
-                seeded_module, given = seeded(module, inputs, held["numbers"])
+                carriers = carriers_of(module.graph, held["decisions"])
+                seeded_module, given = seeded(module, inputs, held["numbers"], carriers)
                 held["placeholders"] = seeded_module.graph.find_nodes(op="placeholder")
                 aot_module_simplified(
                     seeded_module,
@@ -218,12 +220,14 @@ def trace(
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
         held["traced"], held["stand_ins"] = module, StandIns(module)
         held["decisions"] = decisions()
+        held["carriers"] = carriers_of(module.graph, held["decisions"])
         return held["stand_ins"]
 
     returned = _run_dynamo(backend, function, args, keywords, name, inference)
     if "traced" not in held:
         raise EjectError(f"{name} computes nothing from its tensors; there is no kernel to write.")
     graph: fx.Graph = held["traced"].graph
+    add_carriers(graph, held["carriers"])
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     for node in nodes:
         node.meta["val"] = node.meta["example_value"]
@@ -295,6 +299,7 @@ def _run_dynamo(
         dynamo_config.patch(specialize_float=True, specialize_int=True),
         torch.set_grad_enabled(not inference),
         traceable_averages(function),
+        listening(),
     ):
         called = with_own_parameters(function)
         compiled = torch.compile(called, backend=backend, dynamic=True, fullgraph=True)

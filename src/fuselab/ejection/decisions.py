@@ -7,19 +7,92 @@ the kernels must not run.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partialmethod
+from types import FrameType
 from typing import Any
 
 import sympy
 import torch
+from torch.fx.experimental.sym_node import SymNode
 
 # Where PyTorch's tracer asks on behalf of the user's code. Other questions are those of PyTorch's
 # operators, whether shapes fit; the kernels' own patterns ask them.
 _TRACER = "_dynamo/"
+_COMPARISONS = {
+    "eq": sympy.Eq,
+    "ge": sympy.Ge,
+    "gt": sympy.Gt,
+    "le": sympy.Le,
+    "lt": sympy.Lt,
+    "ne": sympy.Ne,
+}
+_EXTREMES = {"sym_max": sympy.Ge, "sym_min": sympy.Le}
+# What stands between a comparison in the user's code, as Dynamo runs it, and the sizes' own code.
+_ON_THE_WAY = ("_dynamo/", "fx/experimental/", "torch/__init__.py")
 _SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 16, 31, 64, 100, 1000, 4099, 1 << 20)
 _DRAWS = 300
+
+
+_answered: list[sympy.Basic] = []  # what user's code has asked while `listening`
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[None]:
+    """Keep the comparisons of sizes in the user's code that a tracer answers without a guard, by
+    taking every size to be 2 or more: whether a batch has more than one row, or any."""
+    _answered.clear()
+    own = {name: getattr(SymNode, name) for name in (*_COMPARISONS, *_EXTREMES)}
+    for name, function in own.items():
+        keeping = _compared if name in _COMPARISONS else _chosen
+        setattr(SymNode, name, partialmethod(keeping, function, (_COMPARISONS | _EXTREMES)[name]))
+    try:
+        yield
+    finally:
+        for name, function in own.items():
+            setattr(SymNode, name, function)
+
+
+def _compared(
+    self: SymNode, own: Callable[..., SymNode], relation: Callable[..., Any], other: SymNode
+) -> SymNode:
+    found = own(self, other)
+    if found.hint is not None and _is_asked_by_the_user(sys._getframe(1)):
+        condition = relation(self.expr, other.expr, evaluate=False)
+        _answered.append(condition if found.hint else condition.negated)
+    return found
+
+
+def _chosen(
+    self: SymNode, own: Callable[..., SymNode], relation: Callable[..., Any], other: SymNode
+) -> SymNode:
+    """Keep that one of two sizes is known to be the larger, or the smaller."""
+    found = own(self, other)
+    for one, two in ((self.expr, other.expr), (other.expr, self.expr)):
+        if found.expr == one and found.expr != two and _is_asked_by_the_user(sys._getframe(1)):
+            _answered.append(relation(one, two, evaluate=False))
+    return found
+
+
+def _is_asked_by_the_user(frame: FrameType | None) -> bool:
+    """Return whether a comparison is one of Python's, of two sizes, in the user's code: PyTorch's
+    C++ compares sizes too, as to find out how a tensor lies in memory."""
+    while frame is not None and frame.f_code.co_filename.endswith("functools.py"):
+        frame = frame.f_back
+    if frame is None or not frame.f_code.co_filename.endswith("fx/experimental/sym_node.py"):
+        return False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.endswith("_dynamo/symbolic_convert.py"):
+            return True
+        if not any(one in file for one in _ON_THE_WAY):
+            return False
+        frame = frame.f_back
+    return False
 
 
 def decisions() -> tuple[sympy.Basic, ...]:
@@ -31,6 +104,7 @@ def decisions() -> tuple[sympy.Basic, ...]:
     if shape_env is None:
         return ()
     found = [shape_env.replace(guard.expr) for guard in shape_env.guards if _is_the_users(guard)]
+    found += [one for one in map(shape_env.replace, _answered) if _holds_from_two(one)]
     return tuple(one for one in dict.fromkeys(found) if not _holds_always(one))
 
 
@@ -40,15 +114,34 @@ def _is_the_users(guard: Any) -> bool:
 
 def _holds_always(condition: sympy.Basic) -> bool:
     """Return whether a condition holds for all sizes, as far as some hundred draws show."""
+    return _holds(condition, _SIZES)
+
+
+def _holds_from_two(condition: sympy.Basic) -> bool:
+    """Return whether a condition holds for all sizes of 2 or more, as a tracer takes them to be."""
+    return _holds(condition, [size for size in _SIZES if size >= 2])
+
+
+def _holds(condition: sympy.Basic, sizes: Sequence[int]) -> bool:
     symbols = sorted(condition.free_symbols, key=str)
-    return all(condition.subs(sizes) == sympy.true for sizes in _drawn(symbols))
+    return all(_value(condition, one) is not sympy.false for one in _drawn(symbols, sizes))
 
 
-def _drawn(symbols: list[sympy.Symbol]) -> Iterator[dict[sympy.Symbol, int]]:
+def _value(condition: sympy.Basic, sizes: dict[sympy.Symbol, int]) -> Any:
+    """Return whether a condition holds; None for sizes at which it has no value (``1 / 0``)."""
+    try:
+        return condition.subs(sizes)
+    except ZeroDivisionError:
+        return None
+
+
+def _drawn(
+    symbols: Sequence[sympy.Symbol], sizes: Sequence[int]
+) -> Iterator[dict[sympy.Symbol, int]]:
     if len(symbols) == 1:
-        for size in _SIZES:
+        for size in sizes:
             yield {symbols[0]: size}
         return
     source = random.Random(0)
     for _ in itertools.repeat(None, _DRAWS):
-        yield {symbol: source.choice(_SIZES) for symbol in symbols}
+        yield {symbol: source.choice(sizes) for symbol in symbols}

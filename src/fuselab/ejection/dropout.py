@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch._dynamo.source import LocalSource
 
+from fuselab.ejection.carriers import Carrier, add_carriers
 from fuselab.runtime.dropout import drop, dropout_call, dropout_mask
 
 SEED = "seed"  # the name of the argument, if the function has none of that name
@@ -63,11 +64,15 @@ class _Replayed:
 
 
 def seeded(
-    module: fx.GraphModule, inputs: list[Any], numbers: Sequence[int]
+    module: fx.GraphModule,
+    inputs: list[Any],
+    numbers: Sequence[int],
+    carriers: Sequence[Carrier] = (),
 ) -> tuple[fx.GraphModule, list[Any]]:
     """Return a traced graph whose dropouts, which have ``numbers``, take their masks from a seed,
-    its last placeholder, and the inputs with one; the same where nothing is dropped."""
-    if not dropouts_in(module.graph):
+    its last placeholder, behind those of ``carriers``, and the inputs with these; the same where
+    nothing is dropped and there are none."""
+    if not carriers and not dropouts_in(module.graph):
         return module, inputs
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -76,10 +81,15 @@ def seeded(
     for node, copy in copies.items():
         if node.op == "placeholder":
             copy._dynamo_source = node._dynamo_source  # type: ignore[attr-defined]
-    seed = _with_seed(graph)
-    for number, node in zip(numbers, dropouts_in(graph), strict=True):
-        node.target, node.args = _Replayed(node.target, number), (seed, *node.args)
-    return fx.GraphModule(module, graph), [*inputs, seed.meta["example_value"]]
+    add_carriers(graph, carriers)
+    given = [*inputs, *(one.example for one in carriers)]
+    dropouts = dropouts_in(graph)
+    if dropouts:
+        seed = _with_seed(graph)
+        given.append(seed.meta["example_value"])
+        for number, node in zip(numbers, dropouts, strict=True):
+            node.target, node.args = _Replayed(node.target, number), (seed, *node.args)
+    return fx.GraphModule(module, graph), given
 
 
 def is_seed(node: fx.Node) -> bool:

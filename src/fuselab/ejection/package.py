@@ -121,13 +121,20 @@ class Package:
             for name, gradient in zip(self.parameters, self.program.gradients, strict=True)
             if gradient is not None
         }
-        read |= set(self.unused)
         read |= {
             argument.name
             for argument in self.formulas.arguments
             if argument.node in self.formulas.behind_gradients()
         }
         return tuple(name for name in self.parameters if name in read)
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The arguments of which the forward reads elements, not the sizes alone; all, if none."""
+        held = [operand.node for plan in self.forward for operand in plan.loads if operand.node]
+        held += self.program.outputs
+        found = {one.name for node in held for one in behind_calls(node) if isinstance(one, Input)}
+        return tuple(name for name in self.parameters if name in found) or self.parameters
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -140,9 +147,9 @@ class Package:
         return (*self.saved, *self.kept)
 
     @property
-    def unused(self) -> tuple[str, ...]:
+    def non_differentiable(self) -> tuple[str, ...]:
         """The floating arguments on which no output depends such that it has a gradient: as the
-        weight of ``weight.detach()``. Their gradients are zeros."""
+        weight of ``weight.detach()``, and those of which the size alone is read."""
         pairs = zip(self.captured.arguments, self.program.gradients, strict=True)
         return tuple(
             argument.name

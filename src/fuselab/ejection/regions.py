@@ -288,11 +288,8 @@ class _Cutter:
 
     def _is_known(self, number: fx.Node) -> bool:
         """Return whether a number depends on the sizes of the arguments alone."""
-        value = _value(number)
-        several = value if isinstance(value, torch.Size) else [value]
-        held = [one for one in several if isinstance(one, (torch.SymInt, torch.SymFloat))]
         known = {*self.sizes.names, *self.sizes.equal}
-        return all(known.issuperset(_symbols(one)) for one in held)
+        return known.issuperset(_symbols_in(_value(number)))
 
     def reason(self, node: fx.Node) -> str | None:
         """Return None if eject can write the call's kernel, else why not."""
@@ -360,15 +357,14 @@ class _Cutter:
         held = set(calls)
         drops = held.intersection(self.numbers)
         read = dict.fromkeys(one for node in calls for one in _tensors_read(node))
-        inputs = tuple(one for one in read if one not in held)
+        inputs = [one for one in read if one not in held]
         outputs = tuple(
             node for node in calls if any(user not in held for user in node.users) or not node.users
         )
-        places: dict[sympy.Symbol, str] = {}
-        for one in inputs:
-            for dim, size in enumerate(_value(one).shape):
-                if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
-                    places.setdefault(size.node.expr, f"{self.names[one]}.shape[{dim}]")
+        places = self.places(inputs)
+        if inputs:
+            inputs += self.carriers(calls, places)
+            places = self.places(inputs)
         names: dict[Any, str] = dict(self.names)
         if inputs:
             names[torch.device] = f"{self.names[inputs[0]]}.device"
@@ -389,7 +385,28 @@ class _Cutter:
             result = f"torch.neg({result}{first})"
         text = "\n".join([f"def {name}({given}):", *lines, f"    return {result}", ""])
         numbers = tuple(self.numbers[node] for node in self.graph.nodes if node in drops)
-        return _Part(tuple(calls), inputs, outputs, function_of(name, text), numbers)
+        return _Part(tuple(calls), tuple(inputs), outputs, function_of(name, text), numbers)
+
+    def places(self, inputs: Sequence[fx.Node]) -> dict[sympy.Symbol, str]:
+        """Return where each size is found among the shapes of ``inputs``, as Python text."""
+        found: dict[sympy.Symbol, str] = {}
+        for one in inputs:
+            for dim, size in enumerate(_value(one).shape):
+                if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                    found.setdefault(size.node.expr, f"{self.names[one]}.shape[{dim}]")
+        return found
+
+    def carriers(
+        self, calls: Sequence[fx.Node], known: Mapping[sympy.Symbol, str]
+    ) -> list[fx.Node]:
+        """Return the arguments of the function that have the sizes which ``calls`` read and which
+        are not ``known``."""
+        held = set(calls)
+        numbers = [node for node in self.graph.nodes if is_number(node) and _is_read(node, held)]
+        wanted = {symbol for node in numbers for symbol in _symbols_in(_value(node))} - set(known)
+        arguments = {one.name: one.node for one in self.traced.arguments}
+        places = {self.traced.sizes[one][0] for one in wanted if one in self.traced.sizes}
+        return [node for name, node in arguments.items() if name in places]
 
     def ordered(self, regions: Sequence[Region]) -> tuple[Region | fx.Node, ...]:
         """Return regions and calls such that each comes after those that it needs, and otherwise
@@ -439,6 +456,13 @@ def size_text(size: sympy.Expr, places: Mapping[sympy.Symbol, str]) -> str:
 
 def _symbols(value: Any) -> list[sympy.Symbol]:
     return sorted(value.node.expr.free_symbols, key=str)
+
+
+def _symbols_in(value: Any) -> set[sympy.Symbol]:
+    """Return the symbols of a number, or of those in a shape."""
+    several = value if isinstance(value, torch.Size) else [value]
+    held = [one for one in several if isinstance(one, (torch.SymInt, torch.SymFloat))]
+    return {symbol for one in held for symbol in _symbols(one)}
 
 
 def _is_read(node: fx.Node, held: set[fx.Node]) -> bool:

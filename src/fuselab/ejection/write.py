@@ -299,16 +299,22 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
             f'            "{DEVICES[name]}", {given}, supports=supports\n'
             "        ),\n"
         )
+    options = ""
     frozen = [
         f'            "{name}": "{package.advice(name)}",\n'
         for name in package.parameters
         if name in package.frozen
     ]
-    gradient = "    gradient=Gradient(save, gradient, fake_gradient),\n"
     if frozen:
+        options += f"        frozen={{\n{''.join(frozen)}        }},\n"
+    if package.non_differentiable:
+        names = "".join(f'"{name}", ' for name in package.non_differentiable).rstrip()
+        options += f"        non_differentiable=({names}),\n"
+    gradient = "    gradient=Gradient(save, gradient, fake_gradient),\n"
+    if options:
         gradient = (
             "    gradient=Gradient(\n        save,\n        gradient,\n        fake_gradient,\n"
-            f"        frozen={{\n{''.join(frozen)}        }},\n    ),\n"
+            f"{options}    ),\n"
         )
     gradient = gradient if has_gradient else ""
     kept = "    residuals=residuals,\n" if package.kept else ""

@@ -69,18 +69,14 @@ def gradient({parameters}) -> tuple[Tensor | None, ...]:
     upstream = [name for name in package.upstream_names if name is not None]
     lines = unpacked_upstream(package)
     lines.append(f"arithmetic = arithmetic_dtype({', '.join(upstream)})")
-    places = [
-        place
-        for place, node in enumerate(captured.gradients)
-        if node is not None or package.parameters[place] in package.unused
-    ]
+    places = [place for place, node in enumerate(captured.gradients) if node is not None]
     differentiable = [captured.arguments[place].name for place in places]
     lines.append(f"dtypes = [tensor.dtype for tensor in ({comma(differentiable)})]")
     names: dict[Any, str] = {torch.device: f"{upstream[0]}.device"}
     for argument in captured.arguments:
         names[argument.node] = argument.name
         if argument.name in package.saved and argument.tensor.is_floating_point():
-            cut = ".detach()" if argument.name in package.unused else ""
+            cut = ".detach()" if argument.name in package.non_differentiable else ""
             lines.append(f"{argument.name} = {argument.name}{cut}.to(arithmetic)")
     names.update(zip(captured.upstream, upstream, strict=True))
     lines += [f"{name} = {name}.to(arithmetic)" for name in upstream]
@@ -89,8 +85,8 @@ def gradient({parameters}) -> tuple[Tensor | None, ...]:
     results = ["None"] * len(captured.gradients)
     for number, place in enumerate(places):
         node = captured.gradients[place]
-        text = names[node] if node is not None else f"torch.zeros_like({package.parameters[place]})"
-        results[place] = f"{text}.to(dtypes[{number}]) if needs[{place}] else None"
+        assert node is not None
+        results[place] = f"{names[node]}.to(dtypes[{number}]) if needs[{place}] else None"
     lines += ["return (", *(f"    {text}," for text in results), ")"]
     text = head + textwrap.indent("\n".join(lines), "    ") + "\n"
     return f"{text}\n\n{_residuals(package)}" if package.kept else text

@@ -59,7 +59,7 @@ def launcher_parts(package: Package, languages: Sequence[str]) -> list[str]:
 
 def _forward(package: Package) -> str:
     lines = package.sizes.statements(package.parameters)
-    lines.append(f"compute = arithmetic_dtype({', '.join(package.parameters)})")
+    lines.append(f"compute = arithmetic_dtype({', '.join(package.read)})")
     if len(package.output_names) > 1:
         outputs, called = ", ".join(package.output_names), ", ".join(package.parameters)
         lines.append(f"{outputs} = outputs_like(reference, {called})")
@@ -102,7 +102,7 @@ def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
     results: list[str] = []
     pairs = zip(package.parameters, package.program.gradients, strict=True)
     for place, (argument, node) in enumerate(pairs):
-        result = f"torch.zeros_like({argument})" if argument in package.unused else "None"
+        result = "None"
         if node is not None:
             result = package.result_name(node, plans)
             if isinstance(node, Call):
@@ -322,8 +322,9 @@ def _fake_gradient(package: Package) -> str:
     for place, (node, name) in enumerate(
         zip(package.program.gradients, package.parameters, strict=True)
     ):
-        has_gradient = node is not None or name in package.unused
-        text = f"torch.empty_like({name}) if needs[{place}] else None" if has_gradient else "None"
+        text = "None"
+        if node is not None:
+            text = f"torch.empty_like({name}) if needs[{place}] else None"
         results.append(f"        {text},")
     body = "\n".join(["    return (", *results, "    )"])
     return (

@@ -156,6 +156,8 @@ def _operator(package: Package) -> str:
             place: advice for place, name in enumerate(package.parameters) if name in package.frozen
         }
         more = f", frozen={frozen!r}".replace("'", '"') if frozen else ""
+        constant = [package.parameters.index(name) for name in package.non_differentiable]
+        more += f", non_differentiable={constant!r}" if constant else ""
         given = f"save, gradient, fake_gradient, saved={len(package.given_back)}{more}"
         gradient = f"        gradient=Differentiation({given}),\n"
     widened = "        autocast=autocast,\n" if autocast_text(package) else ""

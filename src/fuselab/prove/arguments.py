@@ -70,13 +70,15 @@ def differentiable(op: Declared, args: Sequence[Any]) -> list[int]:
 def needed(op: Declared, args: Sequence[Any]) -> list[bool]:
     """Return ``needs`` for a backward that computes every gradient: one flag per tensor of each
     tensor parameter, False for a parameter that is None."""
+    constant = () if op.gradient is None else op.gradient.non_differentiable
     places = differentiable(op, args)
     count = iter(range(len(tensors_in(args))))
     needs = []
     for name, value in zip(op.parameters, args, strict=True):
         if name in op.tensor_parameters:
             tensors = tensors_in((value,))
-            needs += [next(count) in places for _ in tensors] if value is not None else [False]
+            asked = [next(count) in places and name not in constant for _ in tensors]
+            needs += asked if value is not None else [False]
     return needs
 
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import torch
 
-from fuselab.op import FusedOp
+from fuselab.op import FusedOp, Gradient
 
 
 @dataclass(frozen=True)
 class GradientFacts:
-    """The names of the arguments that have no gradient, of an operator that has a ``Gradient``."""
+    """The names of the arguments that have no gradient, of an operator that has a ``Gradient``:
+    those where one is refused, and those where it is None."""
 
     frozen: tuple[str, ...]
+    non_differentiable: tuple[str, ...]
+
+    @classmethod
+    def of(cls, gradient: Gradient) -> GradientFacts:
+        return cls(tuple(gradient.frozen), tuple(gradient.non_differentiable))
 
 
 @dataclass(frozen=True)
@@ -59,18 +65,18 @@ class Facts:
     def plain(self) -> dict[str, Any]:
         """Return the facts as a message holds them."""
         cases = tuple((case.name, tuple(sorted(case.tags))) for case in self.cases)
-        gradient = None if self.gradient is None else self.gradient.frozen
+        gradient = None if self.gradient is None else astuple(self.gradient)
         return asdict(self) | {"cases": cases, "gradient": gradient}
 
     @classmethod
     def of_plain(cls, plain: Mapping[str, Any]) -> Facts:
         """Rebuild the facts that another process told."""
-        frozen = plain["gradient"]
+        gradient = plain["gradient"]
         return cls(
             **{
                 **plain,
                 "cases": tuple(CaseFacts(name, frozenset(tags)) for name, tags in plain["cases"]),
-                "gradient": None if frozen is None else GradientFacts(frozen),
+                "gradient": None if gradient is None else GradientFacts(*gradient),
             }
         )
 
@@ -89,7 +95,7 @@ def facts_of(op: FusedOp) -> Facts:
         implementations={name: one.device for name, one in op.implementations.items()},
         dtypes=tuple(op.dtypes),
         cases=tuple(CaseFacts(case.name, frozenset(case.tags)) for case in op.cases),
-        gradient=None if op.gradient is None else GradientFacts(tuple(op.gradient.frozen)),
+        gradient=None if op.gradient is None else GradientFacts.of(op.gradient),
         mutates=tuple(op.mutates),
         output_count=op.output_count,
         nondeterministic=op.nondeterministic,

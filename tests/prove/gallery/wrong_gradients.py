@@ -48,6 +48,13 @@ def no_gradient_at_all(device: str) -> FusedOp:
     return make_op("no_gradient_at_all", device, backward=None, gradient=declared)
 
 
+@caught_by("gradient present")
+def gradient_said_to_be_none(device: str) -> FusedOp:
+    """Declares that no gradient flows to the bias, which has one."""
+    declared = Gradient(honest.save, honest.gradient_reference, non_differentiable=("bias",))
+    return make_op("gradient_said_to_be_none", device, gradient=declared)
+
+
 @caught_by("gradients")
 def upstream_taken_as_one(device: str) -> FusedOp:
     def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:

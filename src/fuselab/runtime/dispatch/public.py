@@ -103,6 +103,10 @@ def _call(registration: Registration, args: tuple[Any, ...], implementation: str
     """Run the public function's path for a call without a launch plan."""
     op = registration.op
     compiling = torch.compiler.is_compiling()
+    constant = tensors_in([args[place] for place in registration.constant_positions])
+    if not compiling and any(tensor.requires_grad for tensor in constant):
+        detached = registration.without_gradients(args)
+        return registration.public(*detached, implementation=implementation)
     if not compiling and op.gradient is not None:
         # lookup found no plan. If there is one nevertheless, the call needs a gradient.
         output = registration.from_plan(args, implementation)

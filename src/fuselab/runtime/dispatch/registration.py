@@ -54,6 +54,8 @@ class Registration:
         self.float_positions = _positions(
             name in op.float_parameters for name in op.signature.parameters
         )
+        constant = () if op.gradient is None else op.gradient.non_differentiable
+        self.constant_positions = _positions(name in constant for name in op.signature.parameters)
         self.accepted = tuple(
             (name, *VALUE_TYPES[parameter.annotation])
             for name, parameter in op.signature.parameters.items()
@@ -92,6 +94,7 @@ class Registration:
         implementation. Return the residuals too."""
         *values, implementation = args
         self.refuse_frozen(values)
+        values = self.without_gradients(values)
         # From bools, because Dynamo treats ints that an object holds as dynamic.
         sequences = [place for place, is_sequence in enumerate(self.is_sequence) if is_sequence]
         flat, lengths = flat_of(values, sequences)
@@ -141,6 +144,17 @@ class Registration:
                 raise DifferentiationError(
                     f"{self.op.short_name}: '{name}' has no gradient; {frozen[name]}."
                 )
+
+    def without_gradients(self, values: Sequence[Any]) -> list[Any]:
+        """Return the arguments; those that are not differentiable, detached."""
+        found = list(values)
+        for place in self.constant_positions:
+            value = found[place]
+            if isinstance(value, Tensor):
+                found[place] = value.detach()
+            elif value is not None:
+                found[place] = tuple(one.detach() for one in value)
+        return found
 
     def replace(self, op: FusedOp) -> None:
         """Replace the operator registered under this name by ``op``."""

@@ -44,7 +44,7 @@ class Differentiation:
     ``save(output, *args)`` gives what the backward reads, ``saved`` tensors. ``formulas`` and
     ``fake`` take ``(needs, grad_output, *saved)``, as a backward does. ``formulas`` computes in
     plain PyTorch, ``fake`` returns empty tensors. The gradient of an argument in ``frozen``, by its
-    place, is refused with what to do instead.
+    place, is refused with what to do instead. That of one in ``non_differentiable`` is None.
     """
 
     save: Callable[..., tuple[Tensor, ...]]
@@ -52,6 +52,7 @@ class Differentiation:
     fake: Callable[..., tuple[Tensor | None, ...]]
     saved: int
     frozen: Mapping[int, str] = field(default_factory=dict)
+    non_differentiable: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,9 @@ def _call(key: str, args: tuple[Any, ...], implementation: str) -> Any:
     device = args[0].device.type
     if op.autocast is not None and has_autocast(device):
         args = tuple(op.autocast(torch.get_autocast_dtype(device), *args))
+    if op.gradient is not None and op.gradient.non_differentiable:
+        places = op.gradient.non_differentiable
+        args = tuple(arg.detach() if place in places else arg for place, arg in enumerate(args))
     needs_gradient = torch.is_grad_enabled() and any(arg.requires_grad for arg in args)
     if needs_gradient and op.gradient is not None:
         for place, advice in op.gradient.frozen.items():
