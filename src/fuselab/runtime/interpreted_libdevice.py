@@ -1,4 +1,5 @@
-"""Additions to the Triton interpreter: libdevice's functions, and bounds of loops in Triton 3.6.
+"""Additions to the Triton interpreter: libdevice's functions, bounds of loops in Triton 3.6, and
+comparisons of single numbers.
 
 On a GPU, Triton replaces ``triton.language.extra.libdevice`` by the device's functions when it
 compiles a kernel. The interpreter calls the module's placeholders, which return None. ``install``
@@ -6,7 +7,9 @@ puts functions in their place that compute with PyTorch, in the child process of
 ``runtime/interpreter.py`` alone.
 
 The interpreter keeps a number as an array of one element. Triton 3.6 makes a loop's bound of it by
-``int(array)``, which NumPy refuses from 2.4 on; ``install`` takes the element.
+``int(array)``, which NumPy refuses from 2.4 on; ``install`` takes the element. It notes for the
+result of a comparison the type of what was compared; a single one that becomes a block, as beside
+one, would turn into a block of that type, 0.0 and 1.0, which ``|`` refuses. ``install`` notes int1.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 
 def install() -> None:
     """Replace the placeholders of ``triton.language.extra.libdevice``, and how the interpreter
-    makes an int of a number."""
+    makes an int of a number and compares."""
     from triton.language.extra import libdevice
     from triton.runtime import interpreter
 
@@ -69,8 +72,21 @@ def install() -> None:
 
     interpreter._patch_lang_tensor = patch_with_index
 
+    builder = interpreter.InterpreterBuilder
+    for name in [one for one in dir(builder) if one.startswith(("create_fcmp", "create_icmp"))]:
+        setattr(builder, name, _of_bools(getattr(builder, name)))
     for name, function in FUNCTIONS.items():
         setattr(libdevice, name, _interpreted(function))
+
+
+def _of_bools(compare: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, one: Any, other: Any) -> Any:
+        import triton.language as tl
+        from triton.runtime.interpreter import TensorHandle
+
+        return TensorHandle(compare(self, one, other).data, tl.int1)
+
+    return call
 
 
 def _interpreted(function: Callable[..., Tensor]) -> Callable[..., Any]:

@@ -66,10 +66,14 @@ def load_inside(pointer, is_row, is_column, is_inside):
     """Load the elements of a block where ``is_inside`` says that there are any; elsewhere the
     values are undefined."""
     exists = is_inside
-    if pointer.shape[0] == is_row.shape[0]:
-        exists = exists & is_row
-    if pointer.shape[1] == is_column.shape[1]:
-        exists = exists & is_column
+    if len(pointer.shape) == 0:
+        if len(is_inside.shape) > 0:
+            pointer = pointer + tl.zeros(is_inside.shape, tl.int32)
+    else:
+        if pointer.shape[0] == is_row.shape[0]:
+            exists = exists & is_row
+        if pointer.shape[1] == is_column.shape[1]:
+            exists = exists & is_column
     return tl.load(pointer, exists)
 
 
