@@ -104,6 +104,13 @@ def test_normal_cases_have_the_shapes_the_dtype_and_the_generator() -> None:
     assert not torch.equal(first.args[0], other.args[0])
 
 
+@pytest.mark.parametrize("name", ["try::softmax", "mine::lambda"])
+def test_a_name_is_no_keyword(name: str) -> None:
+    word = "try" if name.startswith("try") else "lambda"
+    with pytest.raises(ContractError, match=f"'{word}' is a keyword of Python"):
+        replace(make_op("keyword"), name=name)
+
+
 def test_an_operator_needs_a_case() -> None:
     with pytest.raises(ContractError, match="cases is empty"):
         make_op("caseless", cases=())

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import inspect
+import keyword
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -362,6 +363,11 @@ class FusedOp:
             raise ContractError(
                 f"FusedOp.name is '{self.name}'; it must read namespace::operator in lower case, "
                 "for example 'mine::swiglu'."
+            )
+        for word in filter(keyword.iskeyword, self.name.split("::")):
+            raise ContractError(
+                f"FusedOp.name is '{self.name}', and '{word}' is a keyword of Python, so that the "
+                "code which torch.compile generates for it would not parse; take another name."
             )
         if not self.cases:
             raise ContractError(f"{self.name}: FusedOp.cases is empty; give at least one Case.")

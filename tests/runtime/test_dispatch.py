@@ -275,6 +275,26 @@ def test_registering_again_replaces_and_another_signature_is_refused() -> None:
         fuselab.operator(make_op("dispatchtest::again", reference=other, gradient=None))
 
 
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [(lambda grad: (grad, grad), "returns 2;"), (lambda grad: grad, "returns Tensor;")],
+    ids=["two", "one"],
+)
+def test_a_backward_returns_one_gradient_per_tensor(
+    returned: Callable[[Tensor], Any], said: str
+) -> None:
+    def too_few(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        return returned(grad_output)
+
+    implementations = {"cpp": Implementation("cpu", forward, too_few)}
+    function = fuselab.operator(
+        make_op(f"dispatchtest::too_few_{len(said)}", implementations=implementations)
+    )
+    args = inputs(grad=True)
+    with pytest.raises(ContractError, match=f"cpp {said} it returns a tuple of 3, one gradient"):
+        torch.autograd.grad(function(*args).sum(), args)
+
+
 def test_an_alias_of_an_input_leaves_as_a_copy() -> None:
     def identity(input: Tensor) -> Tensor:
         return input

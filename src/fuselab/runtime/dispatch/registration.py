@@ -303,12 +303,26 @@ class Registration:
                     rehearsal.Backward(op, candidate, arguments),
                 ):
                     grads = without_autocast(implementation.backward, op.arranged(recording.args))
+                    self._refuse_other_counts(f"the backward of {candidate}", grads, arguments)
                     recording.finish(grads)
                 return unlike(grads, arguments)
             except BuildError as error:
                 fallback.note_failed_build(op.name, candidate, error)
-        grads = unshared(without_autocast(op.gradient.reference, arguments), arguments)
-        return op.arranged(grads)
+        grads = without_autocast(op.gradient.reference, arguments)
+        self._refuse_other_counts("Gradient.reference", grads, arguments)
+        return op.arranged(unshared(grads, arguments))
+
+    def _refuse_other_counts(self, what: str, grads: Any, arguments: tuple[Any, ...]) -> None:
+        """Raise ContractError where a backward returns no tuple of one gradient per tensor."""
+        count = len(arguments[0])  # of ``needs``
+        if isinstance(grads, (tuple, list)) and len(grads) == count:
+            return
+        returned = f"{len(grads)}" if isinstance(grads, (tuple, list)) else type(grads).__name__
+        names = ", ".join(self.op.tensor_parameters)
+        raise ContractError(
+            f"{self.op.name}: {what} returns {returned}; it returns a tuple of {count}, one "
+            f"gradient or None for each tensor of {names}, also for integers."
+        )
 
     def _with_backward(self, name: str, arguments: tuple[Any, ...]) -> list[str]:
         """Return the implementations to try for a backward, in order; none if the reference is
@@ -354,6 +368,8 @@ class Registration:
         assert gradient is not None
         arguments = self._backward_arguments(args[:-1])
         grads = (gradient.fake or gradient.reference)(*arguments)
+        what = "Gradient.reference" if gradient.fake is None else "Gradient.fake"
+        self._refuse_other_counts(what, grads, arguments)
         grads = self.op.arranged(unshared(grads, arguments))
         return self._filled(grads, args[1])
 
