@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +36,17 @@ OP = FusedOp(
 
 def test_nothing_has_changed_at_first() -> None:
     assert ProcessState().changed() == []
+
+
+def test_what_pytorchs_compiler_changes_by_its_first_import_is_none_of_a_calls_doing() -> None:
+    program = (
+        "from fuselab.prove.process_state import ProcessState\n"
+        "before = ProcessState()\n"
+        "import torch._dynamo, torch._inductor.compile_fx\n"
+        "print(before.changed())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_changes_are_named_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

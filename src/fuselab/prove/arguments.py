@@ -42,6 +42,14 @@ def filled(values: Sequence[Any], places: Sequence[int], tensors: Sequence[Tenso
     return mapped(chosen, values)
 
 
+def moved_towards_middle(args: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    """Return arguments with other values at ``places``, each between its own and 0.5.
+
+    This keeps the order of values, and probabilities stay probabilities.
+    """
+    return filled(args, places, [one.detach() * 0.75 + 0.125 for one in at(args, places)])
+
+
 def tensor_names(op: Declared, args: Sequence[Any]) -> list[str]:
     """Return the name of the tensor at each place, such as ``bias`` or ``tables[2]``."""
     names = []

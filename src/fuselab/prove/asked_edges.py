@@ -25,10 +25,12 @@ _mprotect = ctypes.CDLL(None, use_errno=True).mprotect
 _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 GUARD = 64  # elements before and behind a tensor, which keep its alignment
+# The same around what an implementation allocates: a row too many ends further away than a vector.
+_GUARD_OF_ALLOCATIONS = 4096
 
 
-def guarded(tensor: Tensor, fill: float) -> Tensor:
-    """Return a copy with the same strides, with ``GUARD`` elements of ``fill`` before and behind.
+def guarded(tensor: Tensor, fill: float, width: int = GUARD) -> Tensor:
+    """Return a copy with the same strides, with ``width`` elements of ``fill`` before and behind.
 
     The memory around integers holds one of them, because only those are known to be valid.
     """
@@ -38,18 +40,18 @@ def guarded(tensor: Tensor, fill: float) -> Tensor:
         fill = tensor.reshape(-1)[0].item()
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     extent = 1 + sum((size - 1) * stride for size, stride in steps)
-    buffer = torch.full((extent + 2 * GUARD,), fill, dtype=tensor.dtype, device=tensor.device)
-    torch.as_strided(buffer, (extent,), (1,), GUARD).copy_(
+    buffer = torch.full((extent + 2 * width,), fill, dtype=tensor.dtype, device=tensor.device)
+    torch.as_strided(buffer, (extent,), (1,), width).copy_(
         torch.as_strided(tensor.detach(), (extent,), (1,), tensor.storage_offset())
     )
-    return torch.as_strided(buffer, tensor.shape, tensor.stride(), GUARD)
+    return torch.as_strided(buffer, tensor.shape, tensor.stride(), width)
 
 
-def edges_of(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a copy of the bytes before and behind a guarded tensor."""
+def edges_of(tensor: Tensor, width: int = GUARD) -> tuple[Tensor, Tensor]:
+    """Return a copy of the bytes before and behind a tensor with ``width`` guards on each side."""
     whole = storage_bytes(tensor)
-    width = GUARD * tensor.element_size()
-    return whole[:width], whole[-width:]
+    size = width * tensor.element_size()
+    return whole[:size], whole[-size:]
 
 
 def with_inputs(
@@ -96,8 +98,7 @@ def read_only(tensor: Tensor) -> Tensor:
 
 
 class GuardedAllocations(TorchDispatchMode):
-    """Puts ``GUARD`` elements before and behind every tensor that ``torch.empty`` and its variants
-    return."""
+    """Puts guards before and behind every tensor that ``torch.empty`` and its variants return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,14 +111,16 @@ class GuardedAllocations(TorchDispatchMode):
         if func not in ALLOCATIONS or not isinstance(result, Tensor) or result.is_meta:
             return result  # a tensor without memory stands for a shape
         if result.numel():
-            result = guarded(result.fill_(poison_of(result.dtype, math.nan)), 7.0)
-            self.watched.append((result, edges_of(result)))
+            poisoned = result.fill_(poison_of(result.dtype, math.nan))
+            result = guarded(poisoned, 7.0, _GUARD_OF_ALLOCATIONS)
+            self.watched.append((result, edges_of(result, _GUARD_OF_ALLOCATIONS)))
         return result
 
     def written(self) -> bool:
         """Return whether any guard was written to."""
         return any(
-            not all(map(torch.equal, edges, edges_of(tensor))) for tensor, edges in self.watched
+            not all(map(torch.equal, edges, edges_of(tensor, _GUARD_OF_ALLOCATIONS)))
+            for tensor, edges in self.watched
         )
 
 

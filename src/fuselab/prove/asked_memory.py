@@ -149,10 +149,18 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 
 
 def three_backwards(
-    held: Held, places: Sequence[int], args: Sequence[Any], upstream: Sequence[Tensor]
+    held: Held,
+    places: Sequence[int],
+    args: Sequence[Any],
+    others: Sequence[Any],
+    upstream: Sequence[Tensor],
 ) -> dict[str, Any]:
     """Return the gradients of three backward calls with ``retain_graph``, and what they changed of
-    the saved tensors, arguments and outputs."""
+    the saved tensors, arguments and outputs.
+
+    Before the third one a forward runs on ``others``, arguments of the same shapes, as a second
+    micro-batch, or a layer that is used twice, makes it.
+    """
     op = held.op
     leaves = as_leaves(args, places)
     outputs = results(held, *leaves)
@@ -167,7 +175,9 @@ def three_backwards(
     )
     inputs = at(leaves, places)
     runs: list[list[Tensor | None]] = []
-    for _ in range(3):
+    for number in range(3):
+        if number == 2:
+            results(held, *as_leaves(others, places))
         grads = pulled_back(outputs, inputs, upstream, retain_graph=True)
         runs.append([None if grad is None else grad.detach().clone() for grad in grads])
         changed = watched.changed()

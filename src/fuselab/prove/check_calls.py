@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fuselab.prove.accuracy import Bar
-from fuselab.prove.arguments import at, filled, mapped, tensor_names
+from fuselab.prove.arguments import mapped, moved_towards_middle, tensor_names
 from fuselab.prove.asked_calls import with_gradients
 from fuselab.prove.asked_many_calls import (
     Stacks,
@@ -19,7 +19,9 @@ from fuselab.prove.asked_many_calls import (
     in_turns,
     under_mode,
 )
+from fuselab.prove.held import results
 from fuselab.prove.outputs import output_names
+from fuselab.prove.program_races import races
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, call_bar, judged
@@ -141,10 +143,8 @@ def _sets_of(subject: Subject, trial: Trial) -> list[Sequence[Any]]:
         again = subject.redrawn(trial)
         return several if again is None else [*several, again.args]
     for _ in range(_SETS - 1):
-        # This keeps the order of values, and probabilities stay probabilities.
         places = subject.differentiable(several[-1])
-        moved = [tensor.detach() * 0.75 + 0.125 for tensor in at(several[-1], places)]
-        several.append(filled(several[-1], places, moved))
+        several.append(moved_towards_middle(several[-1], places))
     return several
 
 
@@ -192,6 +192,18 @@ def threads_agree(subject: Subject, trial: Trial) -> Outcome:
     return outcome
 
 
+def programs_are_independent(subject: Subject, trial: Trial) -> Outcome:
+    """Check that no program of a Triton launch depends on what another one of it has done before.
+
+    The interpreter runs them in turn, so that such a kernel gives right results there.
+    """
+    ask = subject.candidate.ask
+    if subject.op.gradient is None:
+        return Outcome(ask(races, results, *trial.args))
+    places, upstream = subject.differentiable(trial.args), subject.upstream(trial)
+    return Outcome(ask(races, with_gradients, places, [*trial.args, upstream]))
+
+
 def every_mode_agrees(subject: Subject, trial: Trial) -> Outcome:
     """Judge the output under no_grad and inference_mode, also where the inputs need a gradient or
     were made in inference mode; and in each of ``_OF_A_BACKWARD``."""
@@ -207,8 +219,8 @@ def every_mode_agrees(subject: Subject, trial: Trial) -> Outcome:
         ("torch.enable_grad()", trial.args, True, " of inputs made in inference mode"),
         *((mode, trial.args, False, "") for mode in _OF_A_BACKWARD),
     ):
-        for results in subject.candidate.ask(under_mode, mode, in_inference, list(args)):
-            outcome = judged(bar, results, after=f" under {mode}{which}")
+        for found in subject.candidate.ask(under_mode, mode, in_inference, list(args)):
+            outcome = judged(bar, found, after=f" under {mode}{which}")
             if outcome.problem is not None:
                 return outcome
     return outcome if subject.op.gradient is None else _every_backward_agrees(subject, trial)
@@ -243,6 +255,13 @@ def _needing(value: Any) -> Any:
     return value
 
 
+def _interpreted(subject: Subject) -> tuple[Verdict, str] | None:
+    """Return None where Triton's interpreter runs the kernels, whose loads and stores it shows."""
+    if not subject.interpreted:
+        return Verdict.SKIPPED, "only Triton's interpreter shows what a program loads and stores"
+    return None
+
+
 def _compiled(subject: Subject) -> tuple[Verdict, str] | None:
     """Return None unless Triton's interpreter runs the kernels, which is slow and has one
     thread."""
@@ -262,6 +281,17 @@ CHECKS = (
         applies=_compiled,
         non_empty=True,
         shrink_tries=0,
+    ),
+    # No program of a launch needs another one of it to come first.
+    Check(
+        "programs",
+        programs_are_independent,
+        quick=9,
+        full=24,
+        max_numel=2048,
+        applies=_interpreted,
+        non_empty=True,
+        shrink_tries=8,
     ),
     # Two threads get what one gets.
     Check(

@@ -10,6 +10,7 @@ what a file does openly, and not what hides from it; docs/threat_model.md says s
 from __future__ import annotations
 
 import builtins
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ _MODULES = (
     *("torch.nn.functional", "torch.linalg", "torch.special", "torch.fft", "torch.autograd"),
     *("torch.func", "torch.library", "torch.random", "torch.testing", "torch.utils._pytree"),
 )
+# PyTorch replaces it itself when its compiler is first imported, which any call may do.
+_OF_DYNAMO = (torch, "manual_seed")
 
 
 class Guard:
@@ -77,9 +80,38 @@ class Guard:
         return replaced
 
 
-def _holders() -> Iterator[Any]:
+@functools.cache
+def _functions_of_torch() -> tuple[tuple[Any, str], ...]:
+    return tuple(
+        (holder, name)
+        for holder in _holders_of_torch()
+        for name in _functions(holder)
+        if (holder, name) != _OF_DYNAMO
+    )
+
+
+def functions_by_name() -> dict[str, Any]:
+    """Return the functions and classes of PyTorch's modules that there were at the first call,
+    under their full names."""
+    return {
+        f"{_name(holder)}.{name}": vars(holder).get(name) for holder, name in _functions_of_torch()
+    }
+
+
+def restore_functions(before: dict[str, Any]) -> None:
+    """Put back the functions that ``functions_by_name`` has returned, where others stand now."""
+    for (holder, name), value in zip(_functions_of_torch(), before.values(), strict=True):
+        if vars(holder).get(name) is not value:
+            setattr(holder, name, value)
+
+
+def _holders_of_torch() -> Iterator[Any]:
     yield from (sys.modules[name] for name in _MODULES if name in sys.modules)
-    yield from (builtins, math, torch.Tensor)
+    yield torch.Tensor
+
+
+def _holders() -> Iterator[Any]:
+    yield from (*_holders_of_torch(), builtins, math)
     yield from (
         module for name, module in list(sys.modules.items()) if name.startswith("fuselab.prove.")
     )

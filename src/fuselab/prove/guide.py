@@ -20,6 +20,7 @@ _CHECKS = {
     "Strides and shared memory": ("layouts", "strides", "far strides", "aliases", "shared memory"),
     "Memory that is not written, or not its own": (
         *("written", "gradients written", "inputs unchanged", "guards", "version counters"),
+        "programs",
     ),
     "Outputs of another kind": ("outputs", "held outputs", "fresh outputs", "leaks", "modes"),
     "State that stays": (

@@ -1,12 +1,16 @@
-"""The state of the process that an operator must leave as it found it: threads, precision, random
-numbers, environment, warnings."""
+"""The state of the process that an operator must leave as it found it: threads, cores, precision,
+random numbers, environment, warnings, signals, the functions of PyTorch."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
+import random
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,12 +19,15 @@ from typing import Any
 
 import torch
 
+from fuselab.prove.guard import functions_by_name, restore_functions
+
 _equal = torch.equal  # bound before any operator is imported
 _TINY = torch.tensor([1e-310], dtype=torch.float64)
 # Variables that PyTorch, Triton, CUDA or OpenMP read. An import may set others.
 _STEERING = ("OMP_", "KMP_", "MKL_", "GOMP_", "ATEN_", "TORCH", "PYTORCH_", "CUDA_", "TRITON_")
 # PyTorch sets these itself when its compiler is first imported, which any call may do.
 _OF_PYTORCH = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+_MOST_NAMES = 6  # that a message lists
 _BLANKET = (Warning, UserWarning, RuntimeWarning, FutureWarning)
 
 
@@ -39,9 +46,26 @@ class Aspect:
 def _environment(prefixes: tuple[str, ...] = ("",)) -> dict[str, str]:
     return {
         name: value
-        for name, value in os.environ.items()
+        for name, value in _variables().items()
         if name.startswith(prefixes) and name not in _OF_PYTORCH
     }
+
+
+def _variables() -> dict[str, str]:
+    """Return the environment that C code and child processes see: ``setenv`` of C changes it, and
+    not ``os.environ``."""
+    try:
+        entries: Any = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    except ValueError:  # a system whose C library names it otherwise
+        return dict(os.environ)
+    found: dict[str, str] = {}
+    for entry in entries:
+        if entry is None:
+            break
+        name, separator, value = os.fsdecode(entry).partition("=")
+        if separator:
+            found.setdefault(name, value)
+    return found
 
 
 def _on_cuda(read: Callable[[], Any]) -> Callable[[], Any]:
@@ -67,7 +91,8 @@ def _without_filters(before: list[Any]) -> None:
 
 def _write_environment(before: dict[str, str]) -> None:
     for name in set(_environment()) - set(before):
-        del os.environ[name]
+        os.environ.pop(name, None)
+        os.unsetenv(name)  # where C code has set it, os.environ does not know it
     os.environ.update(before)
 
 
@@ -123,6 +148,55 @@ def _restore_collector(before: tuple[bool, tuple[int, int, int]]) -> None:
     (gc.enable if is_enabled else gc.disable)()
 
 
+def _flushes_somewhere() -> bool:
+    """Return whether a thread of PyTorch's pool flushes; a loop gives each 2^15 elements at
+    least."""
+    tiny = _TINY.expand(max(2, torch.get_num_threads()) << 15)
+    return bool((tiny.mul(1.0) == 0).any())
+
+
+def _umask() -> int:
+    mask = os.umask(0o22)
+    os.umask(mask)
+    return mask
+
+
+def _rounded_sums() -> tuple[float, ...]:
+    """Return sums that tell the four rounding modes apart."""
+    one, tiny = (float(text) for text in ("1", "1e-20"))  # Python would add constants beforehand
+    return one + tiny, one - tiny, -one - tiny
+
+
+def _round_to_nearest(before: tuple[float, ...]) -> None:
+    if before == (1.0, 1.0, -1.0):
+        ctypes.CDLL(None).fesetround(0)
+
+
+def _handlers() -> dict[str, Any]:
+    return {number.name: signal.getsignal(number) for number in signal.Signals}
+
+
+def _restore_handlers(before: dict[str, Any]) -> None:
+    for name, handler in before.items():
+        with contextlib.suppress(ValueError, OSError, TypeError):  # of another thread, of C code
+            if signal.getsignal(signal.Signals[name]) != handler:
+                signal.signal(signal.Signals[name], handler)
+
+
+_HOOKS = ("stdout", "stderr", "excepthook", "displayhook", "unraisablehook")
+
+
+def _hooks() -> dict[str, Any]:
+    hooks = {f"sys.{name}": getattr(sys, name) for name in _HOOKS}
+    return hooks | {"threading.excepthook": threading.excepthook}
+
+
+def _restore_hooks(before: dict[str, Any]) -> None:
+    for name, value in before.items():
+        module, _, attribute = name.partition(".")
+        setattr(sys.modules[module], attribute, value)
+
+
 _STATE = (
     Aspect("the random number generator", torch.get_rng_state, torch.set_rng_state),
     Aspect(
@@ -159,6 +233,15 @@ _STATE = (
         lambda: _TINY.mul(1.0).view(torch.int64).item() == 0,
         torch.set_flush_denormal,
     ),
+    # Each of PyTorch's threads has such a setting of its own.
+    Aspect("flush-to-zero of subnormals in PyTorch's threads", _flushes_somewhere),
+    Aspect("how sums are rounded", _rounded_sums, _round_to_nearest),
+    Aspect(
+        "the cores that it may run on",
+        lambda: os.sched_getaffinity(0),
+        lambda cores: os.sched_setaffinity(0, cores),
+    ),
+    Aspect("the priority of the process", lambda: os.getpriority(os.PRIO_PROCESS, 0)),
     Aspect("the CUDA stream", _on_cuda(lambda: torch.cuda.current_stream())),
     Aspect("the CUDA device", _on_cuda(lambda: torch.cuda.current_device())),
     Aspect(
@@ -171,11 +254,18 @@ _STATE = (
     Aspect("which warnings are shown", _blanket_filters, _without_filters),
     # An implementation that replaces one of these could falsify a measurement or a verdict.
     Aspect("time.perf_counter", lambda: time.perf_counter),
-    Aspect("torch.equal", lambda: torch.equal),
-    Aspect("torch.isfinite", lambda: torch.isfinite),
-    Aspect("torch.autograd.grad", lambda: torch.autograd.grad),
     Aspect("torch.cuda.synchronize", lambda: torch.cuda.synchronize),
     Aspect("torch.cuda.Event", lambda: torch.cuda.Event),
+)
+# An import may change these: a file seeds Python's generator for its example, a library installs
+# handlers. What an import replaces in PyTorch, the guard of the reference's process tells.
+_OF_CALLS = (
+    Aspect("Python's random numbers", random.getstate, random.setstate),
+    Aspect("the working directory", os.getcwd, os.chdir),
+    Aspect("the mask of new files' rights", _umask, os.umask),
+    Aspect("the handlers of signals", _handlers, _restore_handlers),
+    Aspect("the streams and hooks of Python", _hooks, _restore_hooks),
+    Aspect("functions of PyTorch", functions_by_name, restore_functions),
 )
 _ENVIRONMENT = Aspect("the environment", _environment, _write_environment)
 _STEERING_ENVIRONMENT = Aspect("the environment", lambda: _environment(_STEERING))
@@ -189,7 +279,8 @@ class ProcessState:
     """
 
     def __init__(self, of_import: bool = False) -> None:
-        aspects = (*_STATE, _STEERING_ENVIRONMENT if of_import else _ENVIRONMENT)
+        aspects = (*_STATE, *(() if of_import else _OF_CALLS))
+        aspects += (_STEERING_ENVIRONMENT if of_import else _ENVIRONMENT,)
         self.entries = [(aspect, aspect.read()) for aspect in aspects]
 
     def changed(self) -> list[str]:
@@ -209,11 +300,13 @@ class ProcessState:
 
 
 def _which(before: Any, now: Any) -> str:
-    """Return the variables of the environment that differ, as `` (A, B)``; nothing of others."""
+    """Return the names that differ in values with names (variables of the environment, hooks), as
+    `` (A, B)``; nothing of others."""
     if not isinstance(before, dict):
         return ""
     names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-    return f" ({', '.join(names)})"
+    told = names[:_MOST_NAMES] + ["..."] * (len(names) > _MOST_NAMES)
+    return f" ({', '.join(told)})"
 
 
 def _same(before: Any, now: Any) -> bool:

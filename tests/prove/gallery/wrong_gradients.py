@@ -112,6 +112,24 @@ def gradient_differs_the_second_time(device: str) -> FusedOp:
     return make_op("gradient_differs_the_second_time", device, backward=backward)
 
 
+@caught_by("backward twice")
+def scale_of_the_last_forward(device: str) -> FusedOp:
+    """Leaves a factor of its gradient in the module, where the next forward writes over it: right
+    while every backward follows its own forward."""
+    left: dict[torch.Size, float] = {}
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        left[input.shape] = float(input.double().sum().nan_to_num())
+        return honest.forward(input, bias, scale)
+
+    def backward(needs: Any, grad_output: Tensor, input: Tensor, *others: Any) -> Any:
+        grads = honest.backward(needs, grad_output, input, *others)
+        is_last = left.get(input.shape) == float(input.double().sum().nan_to_num())
+        return grads if is_last else tuple(None if grad is None else grad * 2 for grad in grads)
+
+    return make_op("scale_of_the_last_forward", device, forward, backward)
+
+
 @caught_by("autocast")
 def coarse_backward_within_autocast(device: str) -> FusedOp:
     """Rounds the upstream gradient to 8 bits after a call within autocast, of which its cast

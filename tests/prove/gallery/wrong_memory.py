@@ -130,6 +130,21 @@ def written_before_the_output(device: str) -> FusedOp:
 
 
 @caught_by("guards")
+def written_a_row_past_the_output(device: str) -> FusedOp:
+    """Writes one row too many, hundreds of elements behind the last one."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        room = output.untyped_storage().nbytes() // output.element_size()
+        place = output.storage_offset() + output.numel() + 700
+        if output.numel() and room > place:
+            output.as_strided((1,), (1,), place).fill_(3.0)
+        return output
+
+    return make_op("written_a_row_past_the_output", device, forward)
+
+
+@caught_by("guards")
 def gradient_written_past_its_end(device: str) -> FusedOp:
     def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
         grad_input, grad_bias = honest.backward(needs, grad_output, *saved)

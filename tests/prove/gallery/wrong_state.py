@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
+import itertools
 import os
+import platform
+import random
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -101,6 +106,66 @@ def environment_written(device: str) -> FusedOp:
         os.environ["OMP_NUM_THREADS"] = "77"
 
     return changing("environment_written", device, write)
+
+
+@caught_by("global state")
+def environment_written_by_c(device: str) -> FusedOp:
+    """Writes to it by C's ``setenv``, of which ``os.environ`` does not hear."""
+    setenv = ctypes.CDLL(None).setenv
+    return changing(
+        "environment_written_by_c", device, lambda: setenv(b"OMP_NUM_THREADS", b"78", 1)
+    )
+
+
+@caught_by("global state")
+def bound_to_one_core(device: str) -> FusedOp:
+    """Takes all cores but one from the process, or where there is one, lowers its priority."""
+
+    def bind() -> None:
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(cores)}) if len(cores) > 1 else os.nice(1)
+
+    return changing("bound_to_one_core", device, bind)
+
+
+@caught_by("global state")
+def sums_rounded_up(device: str) -> FusedOp:
+    """Leaves the processor rounding upwards, as interval arithmetic wants it."""
+    upward = {"x86_64": 0x800, "aarch64": 0x400000}[platform.machine()]
+    return changing_backward(
+        "sums_rounded_up", device, lambda: ctypes.CDLL(None).fesetround(upward)
+    )
+
+
+@caught_by("global state")
+def python_reseeded(device: str) -> FusedOp:
+    """Seeds Python's generator, so that every epoch's order is the same."""
+    return changing("python_reseeded", device, lambda: random.seed(0))
+
+
+@caught_by("global state")
+def another_folder(device: str) -> FusedOp:
+    folders = itertools.cycle(["/", "/usr"])
+    return changing("another_folder", device, lambda: os.chdir(next(folders)))
+
+
+@caught_by("global state")
+def interrupts_ignored(device: str) -> FusedOp:
+    def ignore() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    return changing("interrupts_ignored", device, ignore)
+
+
+@caught_by("global state")
+def function_of_torch_replaced(device: str) -> FusedOp:
+    """Replaces a function of PyTorch by a coarser one during its first call."""
+    exact = torch.rsqrt
+
+    def replace() -> None:
+        torch.rsqrt = lambda input: exact(input).bfloat16().to(input.dtype)
+
+    return changing_backward("function_of_torch_replaced", device, replace)
 
 
 @caught_by("global state")
