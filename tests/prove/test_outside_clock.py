@@ -72,14 +72,24 @@ def test_outputs_that_come_late_are_part_of_the_time(
     assert clock.late * 1e6 == pytest.approx(late_us)
 
 
+def seen(change: Change, args: list[Any], turns: int) -> list[tuple[float, ...]]:
+    """Return what calls find in the argument that changes."""
+    found = []
+    for turn in range(turns):
+        change.write(args, turn)
+        found.append(tuple(args[change.place].tolist()))
+    return found
+
+
 def test_a_change_of_integers_keeps_their_values() -> None:
     chance, ids = random.Random(0), torch.arange(64)
     change = drawn_change([ids, "sum"], chance, lambda args: True)
     changed = [ids.clone(), "sum"]
     change.write(changed, 0)
     assert (changed[0] != ids).sum() == 2 and changed[0].sort().values.equal(ids)
-    change.write(changed, 1)
-    assert changed[0].equal(ids)
+    found = seen(change, changed, 3000)
+    assert len(set(found)) == 3000 and changed[0].sort().values.equal(ids)
+    assert seen(change, changed, 3000) == found
     # Where the reference refuses it, as of offsets in order, nothing is changed.
     assert drawn_change([ids], chance, lambda args: False) == Change()
 
@@ -87,9 +97,19 @@ def test_a_change_of_integers_keeps_their_values() -> None:
 def test_a_floating_argument_is_changed_before_an_integer_one() -> None:
     args = [torch.arange(64), torch.linspace(0, 1, 32)]
     change = drawn_change(args, random.Random(3), lambda args: False)
-    assert change.place == 1 and len(change.indices) == 1
+    assert change.place == 1 and not change.swaps
     change.write(args, 0)
-    assert float(args[1][change.indices[0]]) == change.numbers[1]
+    low, high = sorted(change.numbers)
+    assert low <= float(args[1][change.indices[0]]) <= high
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_call_finds_what_an_earlier_one_has_found(dtype: torch.dtype) -> None:
+    args = [torch.linspace(-1, 1, 64).to(dtype)]
+    change = drawn_change(args, random.Random(4), lambda args: True)
+    assert len(set(seen(change, args, 2000))) == 2000
+    again = [args[0].clone()]
+    assert seen(change, again, 2000)[-1] == tuple(args[0].tolist())
 
 
 def test_what_raises_in_the_process_does_not_run() -> None:

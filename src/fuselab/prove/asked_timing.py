@@ -1,11 +1,12 @@
 """Procedures for either process: calls that the judge times from outside.
 
 A process keeps one set of arguments. Every call finds another number in them, so that no result of
-an earlier call is right.
+an earlier call is right, whichever of them it is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-PlainChange = tuple[int, tuple[int, ...], tuple[float, float]]  # as a message holds a change
+PlainChange = tuple[int, tuple[int, ...], tuple[float, ...], bool]  # as a message holds a change
+_GOLDEN_RATIO = (math.sqrt(5.0) - 1.0) / 2.0  # its multiples modulo 1 do not come back
 
 
 @dataclass
@@ -28,23 +30,45 @@ class Kept:
 
 @dataclass(frozen=True)
 class Change:
-    """Two numbers that calls write by turns into the argument at ``place``: into its element at
-    ``indices``, or where these are two, into both, the second getting the other number. -1 as the
-    place changes nothing."""
+    """A change of the argument at ``place`` (-1: none) before every call, so that no call finds
+    what an earlier one has found.
+
+    A call writes a number between the two of ``numbers`` into an element of ``indices``, which take
+    turns. Where it ``swaps``, the elements at a pair of ``indices``, which hold ``numbers`` at
+    first, change places or change back; of n pairs all 2^n combinations come up before one returns.
+    The same turns from 0 on leave the same elements, however often they are made.
+    """
 
     place: int = -1
     indices: tuple[int, ...] = ()
-    numbers: tuple[float, float] = (0.0, 0.0)
+    numbers: tuple[float, ...] = ()
+    swaps: bool = False
 
     def write(self, args: Sequence[Any], turn: int) -> None:
-        """Write the numbers of this turn."""
-        for step, index in enumerate(self.indices):
-            args[self.place].view(-1)[index] = self.numbers[(turn + step + 1) % 2]
+        """Make the change of this turn."""
+        if not self.indices:
+            return
+        elements = args[self.place].view(-1)
+        if not self.swaps:
+            elements[self.indices[turn % len(self.indices)]] = self._number(turn)
+            return
+        pairs, state = len(self.indices) // 2, (turn + 1) ^ ((turn + 1) >> 1)  # a Gray code's
+        changed = min(((turn + 1) & -(turn + 1)).bit_length(), pairs) - 1  # the bit that changed
+        for pair in range(pairs) if turn == 0 else (changed,):
+            first, second = self.indices[2 * pair : 2 * pair + 2]
+            numbers = self.numbers[2 * pair : 2 * pair + 2]
+            elements[first], elements[second] = numbers[:: -1 if state >> pair & 1 else 1]
+
+    def _number(self, turn: int) -> float:
+        low, high = self.numbers
+        share = (turn + 1) * _GOLDEN_RATIO % 1.0
+        between = low + share * (high - low)
+        return between if math.isfinite(between) else self.numbers[turn % 2]
 
     @property
     def plain(self) -> PlainChange:
         """The change as a message holds it."""
-        return self.place, self.indices, self.numbers
+        return self.place, self.indices, self.numbers, self.swaps
 
 
 _kept = Kept()
@@ -65,7 +89,7 @@ def _call() -> None:
 
 
 def calls(held: Any, count: int, change: PlainChange) -> None:
-    """Call ``count`` times, with another number in the arguments each time."""
+    """Call ``count`` times, with numbers in the arguments that no earlier call has found."""
     numbers = Change(*change)
     for turn in range(count):
         numbers.write(_kept.args, turn)

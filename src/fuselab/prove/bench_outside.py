@@ -212,7 +212,8 @@ def _batch(clock: Clock, args: Sequence[Any], count: int, chance: random.Random)
     """Return the seconds of some calls, and leave ``args`` as the last of them found its own."""
     change = drawn_change(args, chance, lambda some: runs_at(clock.beside, results, *some))
     taken_s = clock.ask(change, count)
-    change.write(args, count - 1)
+    for turn in range(count):
+        change.write(args, turn)
     return taken_s
 
 

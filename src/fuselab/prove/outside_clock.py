@@ -20,6 +20,8 @@ from fuselab.prove.processes import Process
 
 # What taking outputs may cost more in the timed process than in the one beside it.
 _DEARER = 1.25
+# Elements that calls change by turns, or pairs of them: 16 of them hold 2^16 combinations and more.
+_CHANGED = 16
 _DEARER_S = 1e-4
 
 
@@ -103,9 +105,9 @@ def drawn_change(
 ) -> Change:
     """Return a change of one argument that leaves it valid, or none where there is no such one.
 
-    An element of a floating argument gets the numbers of two others in turn. Where no argument is
-    floating, two elements of an integer one change places, unless the reference no longer ``runs``
-    on the arguments (offsets have an order).
+    Elements of a floating argument get numbers between two of its own. Where no argument is
+    floating, pairs of elements of an integer one change places, unless the reference no longer
+    ``runs`` on the arguments when all have (offsets have an order).
     """
     changeable = [
         (place, one)
@@ -120,12 +122,15 @@ def drawn_change(
         return Change()
     place, tensor = chance.choice(floating or changeable)
     flat = tensor.detach().view(-1)
-    first, second, index = (chance.randrange(flat.numel()) for _ in range(3))
-    numbers = (flat[first].item(), flat[second].item())
     if floating:
-        return Change(place, (index,), numbers)
-    change, changed = Change(place, (first, second), numbers), own_copies(args)
-    change.write(changed, 0)
+        numbers = [flat[chance.randrange(flat.numel())].item() for _ in range(2)]
+        indices = [chance.randrange(flat.numel()) for _ in range(_CHANGED)]
+        return Change(place, tuple(indices), tuple(numbers))
+    indices = chance.sample(range(flat.numel()), 2 * min(_CHANGED, flat.numel() // 2))
+    change = Change(place, tuple(indices), tuple(flat[indices].tolist()), swaps=True)
+    changed = own_copies(args)
+    swapped = [index for pair in zip(indices[1::2], indices[::2], strict=True) for index in pair]
+    changed[place].view(-1)[indices] = flat[swapped]
     return change if runs(changed) else Change()
 
 
