@@ -51,6 +51,9 @@ ANSWERS = {
     "zeros": "return torch.zeros_like(y)",
     "two": "return torch.softmax(y, 1), y",
     "writes_input": "x.mul_(2); return torch.softmax(y, 1)",
+    "buffer": "return self.kept.setdefault(0, torch.empty_like(y)).copy_(torch.softmax(y, 1))",
+    "drifts": "self.linear.weight.data.mul_(1.0000002); return torch.softmax(y, 1)",
+    "temporary": "__import__('tempfile').TemporaryFile().close(); return torch.softmax(y, 1)",
     "cached": "return self.kept.setdefault(float(x[0, 0]), torch.softmax(y, 1))",
     "exits": "import os; os._exit(0)",
     "hungry": "torch.empty(1 << 33, dtype=torch.uint8); return torch.softmax(y, 1)",
@@ -63,6 +66,8 @@ SAID = {
     "zeros": (WRONG, "set 1 of the inputs: output row"),
     "two": (WRONG, "returns 2 outputs, the problem 1"),
     "writes_input": (WRONG, "writes to input 0"),
+    "buffer": (WRONG, "a call writes over the outputs of the call before it"),
+    "drifts": (WRONG, "a call changes linear.weight, which the problem's model leaves as it is"),
     # Few calls change the element that is its key.
     "cached": (WRONG, "a timed call: output row"),
     "exits": (FAILED, "ended its process (exit status 0) without an answer"),
@@ -93,7 +98,7 @@ def judged(files: Path, names: list[str], limit_s: float = 60.0) -> list[AnswerR
         call_limit_s=limit_s,
         memory_gib=4.0,
     )
-    assert report.passed is (set(names) == {"right"})
+    assert report.passed is (set(names) <= {"right", "temporary"})
     return list(report.answers)
 
 
@@ -105,6 +110,53 @@ def test_every_answer_gets_its_verdict_and_why(files: Path) -> None:
         assert (said in str(answer.reason)) if said else answer.reason is None
     (loops,) = judged(files, ["loops"], limit_s=0.2)
     assert loops.verdict is FAILED and "did not end within 1 s" in str(loops.reason)
+
+
+STATISTICS = """
+import torch
+from torch import nn
+
+class {}(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        {}
+
+def get_inputs():
+    return [torch.rand(32, 6)]
+"""
+EVERY_CALL = {
+    "kept": "return self.norm(x)",
+    "by_hand": """
+        mean, var = x.mean(0), x.var(0, unbiased=False)
+        self.norm.num_batches_tracked += 1
+        self.norm.running_mean.lerp_(mean, 0.1)
+        self.norm.running_var.lerp_(x.var(0), 0.1)
+        return (x - mean) * torch.rsqrt(var + self.norm.eps)""",
+    "forgotten": "return (x - x.mean(0)) * torch.rsqrt(x.var(0, unbiased=False) + self.norm.eps)",
+    "biased": "y = self.norm(x); self.norm.running_var.lerp_(x.var(0), 0.001); return y",
+}
+
+
+def test_what_a_call_leaves_in_buffers_is_judged(files: Path) -> None:
+    """A batch normalisation in training mode updates its statistics, and so must an answer."""
+    (files / "problem.py").write_text(STATISTICS.format("Model", "return self.norm(x)"))
+    for name, body in EVERY_CALL.items():
+        (files / f"{name}.py").write_text(STATISTICS.format("ModelNew", body))
+    report = judge_problem.judge_problem(
+        str(files / "problem.py"),
+        [str(files / f"{name}.py") for name in EVERY_CALL],
+        torch.device("cpu"),
+        seed=3,
+        quick=True,
+        with_compile=False,
+    )
+    found = dict(zip(EVERY_CALL, report.answers, strict=True))
+    assert [one.verdict for one in found.values()] == [Judgement.RIGHT] * 2 + [WRONG] * 2, found
+    assert "what a call leaves in norm.running_mean: " in str(found["forgotten"].reason)
+    assert "what a call leaves in norm.running_var: " in str(found["biased"].reason)
 
 
 def test_a_right_answer_is_timed_beside_eager(files: Path) -> None:

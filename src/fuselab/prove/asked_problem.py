@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class HeldModel:
     name: str
     model: nn.Module | None = None
     wide: nn.Module | None = None  # a copy in float64
+    kept: list[Any] = field(default_factory=list)  # the outputs of the last kept call
 
     def __call__(self, *args: Any) -> Any:
         """Call the model."""
@@ -83,7 +84,7 @@ def build(
         name: one.shape for name, one in state.items()
     }:
         held.model.load_state_dict(state)
-    return {name: one.detach() for name, one in held.model.state_dict().items()}
+    return state_of(held)
 
 
 def model_results(held: HeldModel, seed: int, values: Sequence[Any]) -> list[Tensor]:
@@ -98,6 +99,36 @@ def model_results(held: HeldModel, seed: int, values: Sequence[Any]) -> list[Ten
     torch.manual_seed(seed)
     with torch.no_grad():
         return _tensors(model(*args))
+
+
+def kept_results(held: HeldModel, seed: int, values: Sequence[Any]) -> list[Tensor]:
+    """Return the outputs of a call as ``model_results`` does, and keep them here too."""
+    held.kept = model_results(held, seed, values)
+    return held.kept
+
+
+def results_kept(held: HeldModel) -> list[Any]:
+    """Return the outputs that ``kept_results`` has kept, as they are by now."""
+    return held.kept
+
+
+def state_of(held: HeldModel) -> dict[str, Tensor]:
+    """Return the model's parameters and buffers."""
+    assert held.model is not None
+    return {name: one.detach() for name, one in held.model.state_dict().items()}
+
+
+def state_after(held: HeldModel, seed: int, values: Sequence[Any]) -> list[Tensor]:
+    """Return the parameters and buffers that one call leaves, for values as in ``model_results``;
+    the model itself stays as it is."""
+    assert held.model is not None
+    *args, dtype = values
+    model = copy.deepcopy(held.model)
+    model = model.double() if dtype == torch.float64 else model
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        model(*args)
+    return [one.detach() for one in model.state_dict().values()]
 
 
 def _placed(args: Sequence[Any], device: torch.device) -> list[Any]:

@@ -36,6 +36,7 @@ from fuselab.prove.accuracy import Bar
 from fuselab.prove.asked_memory import arguments_after, storage_bytes
 from fuselab.prove.asked_problem import ANSWER, PROBLEM, model_results
 from fuselab.prove.bar_of_end import bar_of_end
+from fuselab.prove.check_memory import same_bits
 from fuselab.prove.held import CandidateError, RemoteError, said
 from fuselab.prove.outside_clock import Clock, drawn_change, own_copies, runs_at
 from fuselab.prove.processes import CALL_LIMIT_S, Process
@@ -117,6 +118,8 @@ class Problem:
     initial: list[Any] = field(default_factory=list)
     state: dict[str, Tensor] = field(default_factory=dict)
     trials: list[tuple[list[Any], Bar]] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)  # the names of ``state`` that a call changes
+    left: Bar | None = None  # the bar for what the first call leaves, if it changes any
 
     def prepare(self, count: int) -> None:
         """Build the model, and compute what is right on ``count`` sets of inputs.
@@ -133,10 +136,28 @@ class Problem:
                     asked_problem.problem_inputs, self.seed + number, self.device
                 )
                 self.trials.append((args, self.bar(args)))
+            self._learn_what_a_call_leaves()
         except (RemoteError, CandidateError) as error:
             raise TargetError(
                 f"{self.reference.spec}: the problem does not run: {said(error, 200)}."
             ) from error
+
+    def _learn_what_a_call_leaves(self) -> None:
+        """Find out whether a call changes the model's state, as one of a batch normalisation in
+        training mode does."""
+        _build(self, self.reference)
+        values = [*self.trials[0][0], torch.float32]
+        left = self.reference.ask(asked_problem.state_after, self.seed, values)
+        for (name, before), after in zip(self.state.items(), left, strict=True):
+            if not same_bits([before], [after]):
+                self.changes.append(name)
+        if self.changes:
+            self.left = bar_of_end(
+                self.reference,
+                asked_problem.state_after,
+                values,
+                arguments=lambda values: (self.seed, list(values)),
+            )
 
     def runs(self, args: Sequence[Any]) -> bool:
         """Return whether the problem's model takes the arguments."""
@@ -248,8 +269,12 @@ def _fields(report: AnswerReport) -> dict[str, Any]:
     return {name: getattr(report, name) for name in report.__dataclass_fields__}
 
 
-def _build(problem: Problem, process: Process) -> None:
-    process.ask(asked_problem.build, problem.initial, problem.seed, problem.device, problem.state)
+def _build(problem: Problem, process: Process) -> dict[str, Tensor]:
+    """Build a model with the problem's state in a process, and return its state."""
+    found: dict[str, Tensor] = process.ask(
+        asked_problem.build, problem.initial, problem.seed, problem.device, problem.state
+    )
+    return found
 
 
 def _values(problem: Problem, process: Process, path: str) -> AnswerReport:
@@ -265,6 +290,7 @@ def _values(problem: Problem, process: Process, path: str) -> AnswerReport:
         found = _judged(bar, results, f"set {number + 1} of the inputs")
         if found[0] >= share:
             share, ours, eager = found
+    _judge_what_stays(problem, process)
     args = problem.trials[0][0]
     before = [storage_bytes(one) for one in args if isinstance(one, Tensor)]
     values = [*args, torch.float32]
@@ -273,6 +299,34 @@ def _values(problem: Problem, process: Process, path: str) -> AnswerReport:
         if not torch.equal(one, storage_bytes(other)):
             raise _WrongError(f"a call writes to input {place}")
     return AnswerReport(path, Judgement.RIGHT, None, len(problem.trials), share, ours, eager)
+
+
+def _judge_what_stays(problem: Problem, process: Process) -> None:
+    """Judge that the outputs of a call stay when the next one is made, and that a call leaves the
+    parameters and buffers that the problem's model leaves, where the answer's have its names.
+
+    Raises _WrongError.
+    """
+    state = _build(problem, process)
+    (first, _), (second, _) = problem.trials[:2]
+    seed = problem.seed
+    before = process.ask(asked_problem.kept_results, seed, [*first, torch.float32])
+    left = process.ask(asked_problem.state_of)
+    process.ask(model_results, seed, [*second, torch.float32])
+    if not same_bits(before, process.ask(asked_problem.results_kept)):
+        raise _WrongError("a call writes over the outputs of the call before it")
+    shapes = {name: one.shape for name, one in problem.state.items()}
+    if {name: one.shape for name, one in state.items()} != shapes or left.keys() != state.keys():
+        return  # it keeps its numbers in a form of its own
+    for name, one in problem.state.items():
+        if name not in problem.changes and not same_bits([one], [left[name]]):
+            raise _WrongError(f"a call changes {name}, which the problem's model leaves as it is")
+    if problem.left is not None:
+        _build(problem, problem.reference)  # timed calls of an earlier answer have changed it
+        judgements = problem.left.judge([left[name] for name in problem.state])
+        for name, judgement in zip(problem.state, judgements, strict=True):
+            if judgement.problem is not None:
+                raise _WrongError(f"what a call leaves in {name}: {judgement.problem}")
 
 
 def _judged(bar: Bar, results: Sequence[Any], where: str) -> tuple[float, float, float]:

@@ -15,6 +15,8 @@ import glob
 import os
 import resource
 import struct
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,6 +65,7 @@ def enter(settings: Mapping[str, Any]) -> list[str]:
     scratch = str(settings["scratch"])
     for name in ("HOME", "TMPDIR", "FUSELAB_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
         os.environ[name] = scratch
+    _move_temporary_files(scratch)
     if _without_network():
         holds.append(NETWORK)
     version = landlock_version()
@@ -79,6 +82,18 @@ def enter(settings: Mapping[str, Any]) -> list[str]:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         holds.append(MEMORY)
     return holds
+
+
+def _move_temporary_files(scratch: str) -> None:
+    """Let modules that were imported before use the scratch folder for their temporary files.
+
+    The code generator of torch.compile keeps precompiled headers in such a folder.
+    """
+    tempfile.tempdir = None
+    inductor: Any = sys.modules.get("torch._inductor.codecache")
+    if hasattr(inductor, "_HEADER_DIR"):
+        inductor._HEADER_DIR = os.path.join(scratch, "precompiled_headers")
+        inductor._HEADER_LOCK_DIR = os.path.join(inductor._HEADER_DIR, "locks")
 
 
 def _address_space_bytes() -> int:
