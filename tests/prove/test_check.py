@@ -647,6 +647,13 @@ def test_in_a_hurry_the_interpreter_takes_small_cases_and_few_rows() -> None:
     rows.clear()
     run_check(replace(hurried, interpreted=False), Check("shapes", few, quick=60))
     assert max(rows) > MOST_INTERPRETED_ROWS
+    # Once the time is up, one trial is made, a small one.
+    late: list[int] = []
+    for seed in range(12):
+        rows.clear()
+        run_check(replace(hurried, seed=seed), Check("shapes", few, quick=60), until=0.0)
+        late += rows
+    assert len(late) == 12 and sum(row <= 8 for row in late) >= 10
 
 
 def test_in_a_hurry_the_interpreter_leaves_out_what_calls_often(

@@ -83,6 +83,7 @@ _WIDE_DRAWS = 6  # after so many, a large trial may have short rows
 _DRAWS_OF_A_SIZE = 4
 # With --quick, of trials under the interpreter, which takes 10 ms for a program.
 MOST_INTERPRETED_ROWS = 200
+_DRAWS_WHEN_LATE = 6
 _DRAWS = 20  # how often a trial of a ``non_empty`` check is drawn anew
 LEAST_SHARE = 0.25  # the share of a check's trials that is run even after its time has ended
 
@@ -94,7 +95,8 @@ def run_check(
 
     After ``until`` (a value of ``time.monotonic``) no trial begins once a quarter of them was made;
     the result then counts how many were ``planned``. An operator's own cases are all run, but in a
-    hurry (``is_hurried``), where the smaller ones come first, and one trial of a check is enough.
+    hurry (``is_hurried``), where the smaller ones come first, and one trial of a check is enough,
+    the smallest of several draws.
     """
     refusal = check.applies(subject)
     if refusal is not None:
@@ -108,7 +110,7 @@ def run_check(
     if check.source == "cases":
         count = len(subject.small_cases())
     least = 1 if hurried else max(1, round(count * LEAST_SHARE))
-    for begun, (label, trial) in enumerate(_trials(subject, check, case)):
+    for begun, (label, trial) in enumerate(_trials(subject, check, case, until)):
         if ends and begun >= least and time.monotonic() > until:
             planned = count - begun
             break
@@ -178,9 +180,9 @@ def attempt(subject: Subject, check: Check, trial: Trial) -> Outcome:
         return Outcome(f"raised {said(error, 200)}")
 
 
-def _trials(subject: Subject, check: Check, case: str | None) -> Any:
-    """Yield (label, trial) pairs; the label is a case's name or choices joined by dots, else
-    None."""
+def _trials(subject: Subject, check: Check, case: str | None, until: float) -> Any:
+    """Yield (label, trial) pairs; the label is a case's name or choices joined by dots, else None.
+    After ``until`` a hurried row takes the smallest of several draws."""
     if check.source == "cases":
         made = (
             (known.name, subject.from_case(check.name, known))
@@ -193,7 +195,34 @@ def _trials(subject: Subject, check: Check, case: str | None) -> Any:
         yield case, _replay(subject, check, [int(choice) for choice in case.split(".")])
         return
     for index in range(planned_trials(subject, check)):
-        yield None, _drawn(subject, check, index)
+        is_late = is_hurried(subject) and time.monotonic() > until
+        yield (
+            None,
+            _smallest_drawn(subject, check, index) if is_late else _drawn(subject, check, index),
+        )
+
+
+def _smallest_drawn(subject: Subject, check: Check, index: int) -> Trial | None:
+    """Draw several trials, and return the one with the fewest rows, which tell how many programs of
+    a kernel there are. One without elements shows nothing and comes last."""
+    drawn = [_drawn(subject, check, index + again * (1 << 24)) for again in range(_DRAWS_WHEN_LATE)]
+    return min(
+        (trial for trial in drawn if trial is not None),
+        key=lambda trial: (_is_empty(trial), _all_rows(trial)),
+        default=None,
+    )
+
+
+def _is_empty(trial: Trial) -> bool:
+    return not all(one.numel() for one in tensors_in(trial.args))
+
+
+def _all_rows(trial: Trial) -> int:
+    return sum(
+        one.numel() // one.shape[-1] if one.ndim else 1
+        for one in tensors_in(trial.args)
+        if one.numel()
+    )
 
 
 def _elements(made: tuple[str, Trial | None]) -> int:

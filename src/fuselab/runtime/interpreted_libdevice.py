@@ -21,6 +21,8 @@ import numpy
 import torch
 from torch import Tensor
 
+from fuselab.runtime import interpreted_scans
+
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "acos": torch.acos,
     "acosh": torch.acosh,
@@ -60,10 +62,11 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 
 def install() -> None:
     """Replace the placeholders of ``triton.language.extra.libdevice``, and how the interpreter
-    makes an int of a number and compares."""
+    makes an int of a number, compares, scans and reduces."""
     from triton.language.extra import libdevice
     from triton.runtime import interpreter
 
+    interpreted_scans.install()
     patch_tensor: Any = interpreter._patch_lang_tensor
 
     def patch_with_index(tensor: Any, scope: Any) -> None:
