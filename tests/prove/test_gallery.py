@@ -57,6 +57,7 @@ OTHERS: dict[str, Callable[[str, str], FusedOp]] = {
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # These take a second each, and show nothing about an operator that another check is about.
 SLOW = {"operator", "compile", "compiled gradients", "torch.func", "many calls", "two threads"}
+SLOW |= {"two large threads"}
 SLOW |= {"held outputs", "leaks", "large", "large mixture"}
 
 

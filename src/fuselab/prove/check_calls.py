@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuselab.op import tensors_in
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import mapped, moved_towards_middle, tensor_names
 from fuselab.prove.asked_calls import with_gradients
@@ -31,6 +32,9 @@ _SETS = 3  # sets of values among which the calls take turns, so that a stale re
 # Seconds that the calls may take, by whether the check is quick.
 PATIENCE_S = {True: 10.0, False: 120.0}
 _THREAD_CALLS = 150
+# A C++ kernel lets Python's other threads run where its tensors have a MiB (launcher/read_plan.h).
+_LARGE_BYTES = 1 << 20
+_LARGE_THREAD_CALLS = 6
 
 
 @dataclass(frozen=True)
@@ -172,14 +176,23 @@ def threads_agree(subject: Subject, trial: Trial) -> Outcome:
 
     Each thread has inputs of its own, of equal shapes; PyTorch's own threads run below either.
     """
+    return _agreeing(subject, trial, _kinds(subject, trial), _THREAD_CALLS)
+
+
+def large_threads_agree(subject: Subject, trial: Trial) -> Outcome:
+    """Check the same of a few forwards on tensors so large that C++ kernels run at once."""
+    if sum(one.nbytes for one in tensors_in(trial.args)) < _LARGE_BYTES:
+        return Outcome(untried=True)
+    return _agreeing(subject, trial, _kinds(subject, trial)[:1], _LARGE_THREAD_CALLS)
+
+
+def _agreeing(subject: Subject, trial: Trial, kinds: Sequence[Kind], calls: int) -> Outcome:
     several = [list(args) for args in _sets_of(subject, trial)[:2]]
     if len(several) < 2:
         return Outcome(untried=True)
     outcome = Outcome()
-    for kind in _kinds(subject, trial):
-        found = subject.candidate.ask(
-            from_threads, several, _THREAD_CALLS, kind.places, kind.upstream
-        )
+    for kind in kinds:
+        found = subject.candidate.ask(from_threads, several, calls, kind.places, kind.upstream)
         for args, stacks in zip(several, found, strict=True):
             row = 0 if stacks is None else _first_difference(stacks)
             if row is None:
@@ -302,6 +315,18 @@ CHECKS = (
         max_numel=1024,
         applies=_compiled,
         non_empty=True,
+        shrink_tries=0,
+    ),
+    # The same where kernels run long enough to meet.
+    Check(
+        "two large threads",
+        large_threads_agree,
+        quick=4,
+        full=8,
+        applies=_compiled,
+        turns=True,
+        large=True,
+        once=True,
         shrink_tries=0,
     ),
     # With gradients, without, in inference mode; other threads, another default dtype; without

@@ -49,6 +49,10 @@ def nothing_beyond_the_edges(subject: Subject, trial: Trial) -> Outcome:
         places, upstream = subject.differentiable(trial.args), subject.upstream(trial)
         labels += [f"the gradient of {names[place]}" for place in places]
         names += ["an upstream gradient"] * len(upstream)
+    # At first, because a write beyond an output may end the process elsewhere.
+    problem = subject.candidate.ask(written_beyond, list(trial.args), upstream)
+    if problem is not None:
+        return Outcome(problem)
     found = []
     for fill in (math.nan, 1.0):
         values = [*trial.args] if upstream is None else [*trial.args, upstream]
@@ -67,9 +71,8 @@ def nothing_beyond_the_edges(subject: Subject, trial: Trial) -> Outcome:
                     f"{label} depends on memory beyond the inputs: its bits change with what lies "
                     "there"
                 )
-    problem = subject.candidate.ask(written_beyond, list(trial.args), upstream)
     # In this process, a write to such memory would end the judge.
-    if problem is None and subject.device.type == "cpu" and not isinstance(subject.candidate, Here):
+    if subject.device.type == "cpu" and not isinstance(subject.candidate, Here):
         values = [*trial.args] if upstream is None else [*trial.args, upstream]
         problem = _write_that_is_undone(subject, places, values)
     return Outcome(problem)

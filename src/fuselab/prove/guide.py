@@ -31,6 +31,7 @@ _CHECKS = {
             "near values",
             "many calls",
             "two threads",
+            "two large threads",
             "import",
         ),
     ),

@@ -361,12 +361,17 @@ def _told(error: Any) -> tuple[list[str], str, bool]:
         return ["an error"], "that it does not describe", False
 
 
+_OUTSIDE = ", as a read or write outside of its tensors does, in this call or an earlier one"
+_CAUSES = {"SIGSEGV": _OUTSIDE, "SIGBUS": _OUTSIDE, "SIGABRT": _OUTSIDE}
+
+
 def _ending(status: int | None) -> str:
     """Return how a process ended, as the end of a sentence."""
     if status is None:
         return "ended its process without an answer"
     if status < 0:
         with contextlib.suppress(ValueError):
-            return f"ended its process by {signal.Signals(-status).name}"
+            name = signal.Signals(-status).name
+            return f"ended its process by {name}{_CAUSES.get(name, '')}"
         return f"ended its process by signal {-status}"
     return f"ended its process (exit status {status}) without an answer"

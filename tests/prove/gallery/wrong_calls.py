@@ -95,6 +95,23 @@ def scratch_of_all_threads(device: str) -> FusedOp:
     return make_op("scratch_of_all_threads", device, forward)
 
 
+@caught_by("two large threads")
+def large_scratch_of_all_threads(device: str) -> FusedOp:
+    """Shares its scratch among threads for large inputs only, for which it allocates none."""
+    buffers: dict[Any, Tensor] = {}
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        z = honest.computed(input, bias, scale)
+        if z.numel() < 1 << 17:
+            return z.to(torch.promote_types(input.dtype, bias.dtype))
+        scratch = buffers.setdefault((z.shape, z.dtype), torch.empty_like(z))
+        scratch.detach().copy_(z)
+        time.sleep(0.001)
+        return scratch.to(torch.promote_types(input.dtype, bias.dtype), copy=True)
+
+    return make_op("large_scratch_of_all_threads", device, forward)
+
+
 @caught_by("two threads")
 def right_in_the_first_thread_only(device: str) -> FusedOp:
     """Sets up its thread where it is imported; another thread finds nothing."""
