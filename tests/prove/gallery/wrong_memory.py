@@ -88,6 +88,18 @@ def channels_last_ignored(device: str) -> FusedOp:
     return misread_where("channels_last_ignored", device, is_rotated)
 
 
+@caught_by("layouts")
+def every_step_taken_as_two(device: str) -> FusedOp:
+    """Knows two strides of the bias: a step of 1, and a step of 2 for all others."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        if bias.numel() > 1 and bias.stride(0) > 2:
+            bias = bias.as_strided(bias.shape, (2,))
+        return honest.forward(input, bias, scale)
+
+    return make_op("every_step_taken_as_two", device, forward)
+
+
 @caught_by("strides")
 def base_taken_as_zero(device: str) -> FusedOp:
     """Reads from the start of the storage, also where the view begins later."""
