@@ -47,7 +47,8 @@ def groups_worth_a_kernel(
     ``name_of`` returns a call's plain name, such as ``relu``. Arrangements at the edges of a group,
     which cost nothing outside, are left out, and so are groups that would gain nothing.
     """
-    groups = [_trimmed(group, calls, name_of) for group in _largest(calls, before, refused, apart)]
+    largest = _largest(calls, before, refused, apart)
+    groups = [_trimmed(group, calls, before, name_of) for group in largest]
     return [group for group in groups if is_worth_a_kernel(group, name_of)]
 
 
@@ -123,9 +124,13 @@ def _encloses(
 
 
 def _trimmed(
-    group: Sequence[fx.Node], calls: Sequence[fx.Node], name_of: Callable[[fx.Node], str]
+    group: Sequence[fx.Node],
+    calls: Sequence[fx.Node],
+    before: Mapping[fx.Node, set[fx.Node]],
+    name_of: Callable[[fx.Node], str],
 ) -> list[fx.Node]:
-    """Return the group without the arrangements at its edges."""
+    """Return the group without the arrangements at its edges. One that reads a size of a call of
+    the group, as a slice may, is not at its edge."""
     kept = list(group)
     while True:
         held = set(kept)
@@ -133,7 +138,7 @@ def _trimmed(
             node
             for node in kept
             if name_of(node) not in ARRANGING
-            or (held.intersection(node.all_input_nodes) and held.intersection(node.users))
+            or (held.intersection(before[node]) and any(node in before[one] for one in held))
         ]
         if len(inner) == len(kept):
             return sorted(kept, key=calls.index)

@@ -131,10 +131,16 @@ class ChainFinder:
 
     def _apart(self, group: Sequence[fx.Node]) -> Iterator[fx.Node]:
         """Yield the nodes of a group that share a tuple of tensors with a call outside, because a
-        kernel takes and returns tensors alone; and its dropouts but the first, because the proof
-        gives all dropouts of a model one mask, that with number 0."""
+        kernel takes and returns tensors alone; those that read a size of a tensor which no node
+        of the group reads; and its dropouts but the first, because the proof gives all dropouts of
+        a model one mask, that with number 0."""
         held = set(group)
         yield from [node for node in group if self.drops(node)][1:]
+        places = {_place_of(used) for node in group for used in node.all_input_nodes}
+        for node in group:
+            sources = [] if node.op == "call_module" else self.sources(node)
+            if any(one not in held and _place_of(one) not in places for one in sources):
+                yield node
         for node in group:
             used = node.all_input_nodes
             is_read_outside = self.is_tuple(node) and not held.issuperset(node.users)
@@ -261,7 +267,9 @@ class ChainFinder:
     def keeps_its_place(self, node: fx.Node) -> bool:
         """Return whether a call's order among others of its kind matters."""
         is_layer = node.op == "call_module" and node not in self.forms
-        return is_layer or self.draws(node) or node in self.writing
+        # A call that reads what another writes over has to stay before it or behind it.
+        reads_written = not self.written.isdisjoint(node.all_input_nodes)
+        return is_layer or self.draws(node) or node in self.writing or reads_written
 
     def draws(self, node: fx.Node) -> bool:
         """Return whether a call draws random numbers whose order matters: not a dropout that a
@@ -285,7 +293,7 @@ class ChainFinder:
                 getattr(self.traced.module.get_submodule(str(node.target)), "inplace", False)
             )
         name = str(node.target if node.op == "call_method" else _function_name(node.target))
-        is_method = name.endswith("_") and not name.startswith("_")
+        is_method = (name.endswith("_") and not name.startswith("_")) or name == "setitem"
         given = node.kwargs.get("inplace") or node.kwargs.get("out") is not None
         return is_method or bool(given)
 
@@ -297,25 +305,30 @@ class ChainFinder:
             and first.op.startswith("call_")
             and len(first.users) == 1
             and node.kwargs.get("out") is None
+            and node.target is not operator.setitem
             and self.name_of(first) not in ARRANGING
         )
 
     @cached_property
-    def refused(self) -> set[fx.Node]:
-        """The calls that no kernel of a chain computes."""
-        written = {node.args[0] for node in self.writing if node.args}
+    def written(self) -> set[fx.Node]:
+        """The tensors that a call writes over, and their views."""
+        written = {node.args[0] for node in self.writing if isinstance(node.args[0], fx.Node)}
+        views = {node for node in self.calls if self.name_of(node) in ARRANGING}
         while True:
-            views = {node for node in self.calls if self.name_of(node) in ARRANGING}
             more = {node for node in views if written.intersection(node.all_input_nodes)}
             more |= {used for node in views & written for used in node.all_input_nodes}
             if more <= written:
-                break
+                return written
             written |= more
+
+    @cached_property
+    def refused(self) -> set[fx.Node]:
+        """The calls that no kernel of a chain computes."""
         return {
             node
             for node in self.calls
             if node in self.writing
-            or written.intersection(node.all_input_nodes)
+            or self.written.intersection(node.all_input_nodes)
             or not self._may_join(node)
         }
 
@@ -351,7 +364,7 @@ class ChainFinder:
         names: dict[fx.Node, str] = {}
 
         def take(source: fx.Node) -> None:
-            place: fx.Node | str = str(source.target) if source.op == "get_attr" else source
+            place = _place_of(source)
             if place not in inputs:
                 wanted = place.rpartition(".")[2] if isinstance(place, str) else "input"
                 inputs[place] = namer.name(wanted)
@@ -447,6 +460,11 @@ class ChainFinder:
         if copied.op == "call_method" or str(_function_name(copied.target)).endswith("_"):
             copied.op, copied.target = "call_method", self.name_of(node)
         return call_text(copied, {known[used]: name for used, name in names.items()})
+
+
+def _place_of(source: fx.Node) -> fx.Node | str:
+    """Return what a chain's input is known by: the path of a parameter or buffer, or the node."""
+    return str(source.target) if source.op == "get_attr" else source
 
 
 def _function_name(function: Any) -> str:

@@ -337,10 +337,9 @@ class Expression:
 
 
 # Spellings of a swap of the last two dimensions of a tensor of three, as bmm needs it.
-_LAST_TWO_OF_3 = frozenset({(1, 2), (2, 1), (-1, -2), (-2, -1)})
-_MATRIX_TRANSPOSES = frozenset(
-    {("getattr", "T"), ("mT",), ("transpose", 0, 1), ("transpose", 1, 0)}
-)
+_LAST_TWO_OF_3 = ((1, 2), (2, 1), (-1, -2), (-2, -1))
+# Tuples, not sets: an argument may be a slice, which has no hash.
+_MATRIX_TRANSPOSES = (("getattr", "T"), ("mT",), ("transpose", 0, 1), ("transpose", 1, 0))
 
 
 def values_in(items: Iterable[Any]) -> list[Value]:
