@@ -6,6 +6,8 @@ import copy
 import pickle
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -296,8 +298,8 @@ class CountsCalls(nn.Module):
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (BranchesOnData(), "control flow"),
-        (BuildsATensor(), "builds a tensor"),
+        (BranchesOnData(), "decides by values"),
+        (BuildsATensor(), "which a trace would freeze"),
         (CountsCalls(), "changes self.calls"),
     ],
 )
@@ -579,3 +581,51 @@ def test_a_function_around_a_layer_of_its_file_is_looked_into(faster: None, op: 
     assert len(result.kept) == 1
     torch.testing.assert_close(result.model(input), step(input))
     assert step.__globals__["LAYER"] is LAYER
+
+
+class Configured(nn.Module):
+    """Reads its configuration and another one that is an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(4))
+        self.config = SimpleNamespace(scale=2.0, inner=SimpleNamespace(names=["a"]))
+
+    def forward(self, x: Tensor, options: Any) -> Tensor:
+        scale = self.config.scale * len(self.config.inner.names)
+        return torch.relu(x + self.bias) * scale + options.shift
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model, options: setattr(model.config, "scale", 3.0),
+        lambda model, options: model.config.inner.names.append("b"),
+        lambda model, options: setattr(model.config, "scale", torch.ones(4)),
+        lambda model, options: setattr(options, "shift", 5.0),
+        lambda model, options: setattr(options, "shift", torch.ones(4)),
+    ],
+)
+def test_a_configuration_that_changes_is_obeyed(faster: None, op: FusedOp, change: Any) -> None:
+    model, x, options = Configured(), torch.randn(3, 4), SimpleNamespace(shift=1.0)
+    result = fuse_with_report(model, (x, options), ops=[op])
+    assert result.kept
+    torch.testing.assert_close(result.model(x, options), model(x, options))
+    change(model, options)  # both models share these objects
+    torch.testing.assert_close(result.model(x, options), model(x, options))
+
+
+def test_an_argument_that_holds_tensors_or_arrays_is_compared(faster: None, op: FusedOp) -> None:
+    @dataclass
+    class Pair:
+        first: Tensor
+        second: Tensor
+
+    class Shifted(nn.Module):
+        def forward(self, x: Tensor, bias: Tensor, pair: Pair) -> Tensor:
+            return torch.relu(x + bias)
+
+    x, bias = torch.randn(3, 4), torch.randn(4)
+    result = fuse_with_report(Shifted(), (x, bias, Pair(x, x)), ops=[op])
+    assert result.kept
+    torch.testing.assert_close(result.model(x, bias, Pair(bias, bias)), torch.relu(x + bias))

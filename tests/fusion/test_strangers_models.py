@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fuselab import ops
+from fuselab.fusion.facts import NotTraceableError
 from fuselab.fusion.fuse import fuse_with_report
 from fuselab.fusion.result import Decision
 from fuselab.fusion.trace import Call, trace_forward
@@ -73,7 +74,7 @@ class OfValues(nn.Module):
 
 
 def test_a_branch_on_values_cannot_be_traced() -> None:
-    with pytest.raises(torch.fx.proxy.TraceError):
+    with pytest.raises(NotTraceableError, match="decides by values of a tensor"):
         trace_forward("", OfValues(), Call((torch.ones(2),), {}))
 
 

@@ -6,9 +6,8 @@ import copy
 import dataclasses
 import linecache
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
-from types import NoneType
 from typing import Any
 
 import torch
@@ -25,13 +24,13 @@ from fuselab.fusion.expression import (
     Attribute,
     Opaque,
     Value,
-    has_hooks,
     parameters_of,
     values_in,
 )
-from fuselab.fusion.layers import form_of
+from fuselab.fusion.facts import SameRanks
 from fuselab.fusion.match import Match
-from fuselab.fusion.trace import SameRanks, Traced, is_compiled, shadow
+from fuselab.fusion.trace import Traced, is_compiled, shadow
+from fuselab.fusion.unchanged import State, is_outlined, outline_of, same_argument
 from fuselab.op import FusedOp, Inputs
 from fuselab.runtime.dispatch import operator
 
@@ -374,21 +373,21 @@ def install(module: nn.Module, traced: Traced, final: Traced) -> None:
     is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
     only_tensors = not call.kwargs and all(isinstance(value, Tensor) for value in call.args)
     count = len(leaves)
-    settings = _settings(module)
+    state = State.of_module(module)
+    states = [
+        None if tensor else State.of(leaf) for leaf, tensor in zip(leaves, is_tensor, strict=True)
+    ]
     # A layer that is called in one place and replaced in another is watched too.
     counts = [
         Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
         for graph in (fused_graph, traced.graph)
     ]
     called = {target for target, count in counts[0].items() if count == counts[1][target]}
-    outline = _outline(module, called)
+    outline = outline_of(module, called)
     conditions = tuple(dict.fromkeys(final.conditions))
 
     def as_traced(self: nn.Module) -> bool:
-        state = self.__dict__
-        return all(state.get(name, _missing) == value for name, value in settings) and _is_outlined(
-            self, outline
-        )
+        return state.holds_in(self.__dict__) and is_outlined(self, outline)
 
     def as_decided(self: nn.Module, tensors: Sequence[Tensor]) -> bool:
         return all(condition.holds(self, tensors) for condition in conditions)
@@ -406,8 +405,10 @@ def install(module: nn.Module, traced: Traced, final: Traced) -> None:
             else:
                 given, its_structure = pytree.tree_flatten((args, kwargs))
                 if its_structure == structure and all(
-                    isinstance(value, Tensor) if tensor else _same(value, leaf)
-                    for value, leaf, tensor in zip(given, leaves, is_tensor, strict=True)
+                    isinstance(value, Tensor) if tensor else same_argument(value, leaf, state)
+                    for value, leaf, tensor, state in zip(
+                        given, leaves, is_tensor, states, strict=True
+                    )
                 ):
                     tensors = [value for value in given if isinstance(value, Tensor)]
                     if as_decided(self, tensors):
@@ -415,8 +416,8 @@ def install(module: nn.Module, traced: Traced, final: Traced) -> None:
         return original.forward(self, *args, **kwargs) if own is None else own(*args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
-        state = self.__dict__ if own is None else {**self.__dict__, "forward": own}
-        return _unfused, (original,), state
+        held = self.__dict__ if own is None else {**self.__dict__, "forward": own}
+        return _unfused, (original,), held
 
     def duplicate(self: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
         twin = self.__class__.__new__(self.__class__)
@@ -443,76 +444,9 @@ def install(module: nn.Module, traced: Traced, final: Traced) -> None:
     )
 
 
-_missing = object()
-
-
-def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
-    """Return the plain attributes, among them the training mode, that a trace takes as constants.
-
-    Lists, tuples and dicts of plain values are copied.
-    """
-    return tuple(
-        (name, copy.deepcopy(value))
-        for name, value in vars(module).items()
-        if name not in _OF_EVERY_MODULE and _is_plain(value)
-    )
-
-
-_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        value = [*value.keys(), *value.values()]
-    if isinstance(value, (list, tuple)):
-        return all(_is_plain(item) for item in value)
-    return isinstance(value, (bool, int, float, str, NoneType))
-
-
-def _outline(module: nn.Module, called: Collection[str], prefix: str = "") -> dict[str, Any]:
-    """Return the children by name: type, settings and own outline of those that the graph does not
-    call."""
-    return {
-        name: None
-        if child is None or f"{prefix}{name}" in called
-        else (type(child), _settings_of(child), _outline(child, called, f"{prefix}{name}."))
-        for name, child in module._modules.items()
-    }
-
-
-def _settings_of(child: nn.Module) -> tuple[tuple[str, Any], ...]:
-    """Return the settings of a layer that a kernel was written with, such as an eps; those of a
-    linear layer's own are sizes, which its weight shows."""
-    return _settings(child) if form_of(child) is not None else ()
-
-
-def _is_outlined(module: nn.Module, outline: Mapping[str, Any]) -> bool:
-    """Return whether ``module`` still has these children, and no hook on those that are not
-    called."""
-    children = module._modules
-    if tuple(children) != tuple(outline):
-        return False
-    for name, entry in outline.items():
-        if entry is not None:
-            child = children[name]
-            if (
-                child is None
-                or type(child) is not entry[0]
-                or has_hooks(child)
-                or any(getattr(child, name, _missing) != value for name, value in entry[1])
-                or not _is_outlined(child, entry[2])
-            ):
-                return False
-    return True
-
-
 def _unfused(original: type[nn.Module]) -> nn.Module:
     """Create the empty instance of the original class with which a fused module unpickles."""
     return original.__new__(original)
-
-
-def _same(value: Any, recorded: Any) -> bool:
-    return not isinstance(value, Tensor) and type(value) is type(recorded) and value == recorded
 
 
 def shared_copy(model: nn.Module) -> nn.Module:

@@ -6,12 +6,8 @@ state. So the user's hooks are not called and the user's model does not change.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 import inspect
-import operator
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +20,22 @@ from torch.utils import _pytree as pytree
 
 from fuselab.ejection.calls import without_kept_inputs
 from fuselab.errors import TargetError
+from fuselab.fusion.answering import answering
 from fuselab.fusion.closures import rebind_attributes
+from fuselab.fusion.facts import (
+    AnyCondition,
+    Condition,
+    NotTraceableError,
+    ReadableProxy,
+    Results,
+    SameGradMode,
+    SameInputs,
+    children_before,
+    fact,
+    holds_data,
+    is_fact,
+    items_of,
+)
 
 
 @dataclass(frozen=True)
@@ -40,28 +51,6 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Condition:
-    """A fact of the call's tensors that the forward branched on, and its value in the call."""
-
-    node: fx.Node
-    value: bool
-
-    def holds(self, module: nn.Module, tensors: Sequence[Tensor]) -> bool:
-        """Return whether it has the same value for another call's tensors."""
-        return bool(_fact(self.node, module, tensors)) is self.value
-
-
-@dataclass(frozen=True)
-class SameRanks:
-    """The condition that a call's tensors have the given numbers of dimensions."""
-
-    ranks: tuple[int, ...]
-
-    def holds(self, module: nn.Module, tensors: Sequence[Tensor]) -> bool:
-        return tuple(tensor.dim() for tensor in tensors) == self.ranks
-
-
-@dataclass(frozen=True)
 class Traced:
     """A module whose own forward was traced: its graph takes the call's tensors, in order.
 
@@ -72,7 +61,7 @@ class Traced:
     module: nn.Module
     graph: fx.Graph
     call: Call
-    conditions: tuple[Condition | SameRanks, ...] = ()
+    conditions: tuple[AnyCondition, ...] = ()
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -177,6 +166,8 @@ def trace_forward(path: str, module: nn.Module, call: Call, hooked: Collection[s
     Raises whatever ``torch.fx`` raises for a forward that cannot be traced (control flow on data),
     and NotTraceableError for one that a trace would not reproduce.
     """
+    if any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in call.leaves()[0]):
+        raise NotTraceableError("it is called with nested tensors")
     own = vars(module).get("forward")
     if own is not None and not isinstance(own, FunctionType):
         raise NotTraceableError("its forward was replaced on the instance, by no plain function")
@@ -193,13 +184,16 @@ def trace_forward(path: str, module: nn.Module, call: Call, hooked: Collection[s
     def traced(all_factories: bool) -> tuple[_ChildrenAreLeaves, fx.Graph]:
         return _trace_once(module, call, hooked, names, forward, all_factories)
 
-    try:
-        tracer, graph = traced(all_factories=False)
-    except _FrozenTensorError:
-        tracer, graph = traced(all_factories=True)
-    conditions = tracer.conditions(graph)
-    _erase_identities(graph, module, hooked)
-    _check_reproduces(module, graph, call)
+    # In evaluation a model is called, and was measured, without gradients.
+    with torch.set_grad_enabled(module.training):
+        try:
+            tracer, graph = traced(all_factories=False)
+        except _FrozenTensorError:
+            tracer, graph = traced(all_factories=True)
+        conditions = tracer.conditions(graph)
+        _erase_identities(graph, module, hooked)
+        with torch.set_grad_enabled(module.training and tracer.asks_grad_mode):
+            _check_reproduces(module, graph, call)
     return Traced(path, module, graph, call, conditions)
 
 
@@ -217,15 +211,14 @@ def _trace_once(
     namespace: dict[str, Any] = {"inner": forward}
     listed = ", ".join(["self", *names])
     exec(f"def forward({listed}):\n    return inner({listed})", namespace)
-    stand_in = copy.copy(module)
+    kind: Any = type(type(module).__name__, (type(module),), {"forward": namespace["forward"]})
+    stand_in = kind.__new__(kind)
+    stand_in.__dict__.update(vars(module))
     stand_in.__dict__.pop("forward", None)
-    stand_in.__class__ = type(
-        type(module).__name__, (type(module),), {"forward": namespace["forward"]}
-    )
     before = dict(vars(stand_in))
     contents = {name: _contents(value) for name, value in before.items()}
     tracer = _ChildrenAreLeaves(stand_in, call, hooked)
-    with _recording_factories(tracer, all_factories):
+    with answering(tracer, all_factories):
         graph = tracer.trace(stand_in)
     changed = [
         name for name, value in vars(stand_in).items() if before.get(name, stand_in) is not value
@@ -236,7 +229,10 @@ def _trace_once(
         if name not in changed and held != _contents(vars(stand_in)[name])
     ]
     if any(name.startswith("_tensor_constant") for name in changed):
-        raise _FrozenTensorError("its forward builds a tensor, which a trace would freeze")
+        raise _FrozenTensorError(
+            "it reads a tensor that is no argument, parameter, buffer or attribute (made by other "
+            "means than torch.zeros and the like, or held in a list), which a trace would freeze"
+        )
     if changed:
         what = "a buffer" if changed[0] == "_buffers" else f"self.{changed[0]}"
         raise NotTraceableError(f"its forward changes {what}, which a trace leaves out")
@@ -276,29 +272,29 @@ def _check_reproduces(module: nn.Module, graph: fx.Graph, call: Call) -> None:
         copied = pytree.tree_map_only(Tensor, Tensor.clone, (call.args, dict(call.kwargs)))
         leaves = pytree.tree_leaves(copied)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices(tensors)):
+        with torch.random.fork_rng(devices=_cuda_devices(tensors)):
             torch.manual_seed(0)
             output = forward(*copied[0], **copied[1]) if whole_call else forward(*tensors)
         results, structure = pytree.tree_flatten(output)
-        return [*results, *tensors], structure
+        return [*results, *tensors, *(one.clone() for one in module.buffers())], structure
 
+    buffers = list(module.buffers())
+    before = [buffer.clone() for buffer in buffers]
     expected, structure = run(module.forward, whole_call=True)
+    with torch.no_grad():  # both begin with the same running statistics
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
     actual, its_structure = run(fx.GraphModule(module, graph), whole_call=False)
     if structure != its_structure:
         raise NotTraceableError("it returns a container that a trace turns into another kind")
     same = len(expected) == len(actual) and all(
         torch.equal(torch.nan_to_num(mine), torch.nan_to_num(theirs))
         if isinstance(mine, Tensor) and isinstance(theirs, Tensor)
-        else type(mine) is type(theirs)
+        else type(mine) is type(theirs) and (not isinstance(mine, _NUMBERS) or mine == theirs)
         for mine, theirs in zip(actual, expected, strict=True)
     )
     if not same:
         raise NotTraceableError("a trace does not reproduce it (does it change a tensor in place?)")
-
-
-class NotTraceableError(Exception):
-    """The forward cannot be reproduced by a trace; the message completes a line "left alone:
-    ..."."""
 
 
 class _FrozenTensorError(NotTraceableError):
@@ -318,7 +314,15 @@ class _ChildrenAreLeaves(fx.Tracer):
         super().__init__()
         self.module, self.hooked = module, hooked
         self.tensors = [leaf for leaf in call.leaves()[0] if isinstance(leaf, Tensor)]
-        self.decided: list[fx.Node] = []
+        self.decided: list[tuple[fx.Node, Callable[[Any], Any], Any]] = []
+        self.repeats = False  # a value was read that may be the number of a loop's rounds
+        self.follows = False  # a size or a dtype of an intermediate result was read
+        self.followed: list[str] = []  # the children that such results come from
+        self.asks_grad_mode = False
+        self.results: Results | None = None
+        self.evaluates = False  # modules are run, and not traced
+        self.grad_mode = torch.is_grad_enabled()
+        self.differentiable: set[fx.Node] = set()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (
@@ -327,138 +331,127 @@ class _ChildrenAreLeaves(fx.Tracer):
             or "forward" in vars(m)
         )
 
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return ReadableProxy(node, self)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if self.repeats and len(self.graph.nodes) > _LONGEST_UNROLLED:
+            raise NotTraceableError(
+                f"it loops over a size, and has more than {_LONGEST_UNROLLED} operations unrolled"
+            )
+        node = super().create_node(*args, **kwargs)
+        if self._may_need_gradient(node):
+            self.differentiable.add(node)
+            if self.grad_mode and not torch._C.is_grad_enabled() and node.op != "get_attr":
+                raise NotTraceableError("it turns gradients off for a part of it")
+        return node
+
+    def _may_need_gradient(self, node: fx.Node) -> bool:
+        """Return whether a call may record gradients for its result where they are turned on."""
+        if node.op == "placeholder":
+            place = sum(1 for one in self.graph.nodes if one.op == "placeholder") - 1
+            return self.tensors[place].is_floating_point()
+        if node.op == "get_attr":
+            return isinstance(fact(node, self.module, self.tensors), nn.Parameter)
+        if node.target == "detach" or is_fact(node, of_results=True):
+            return False
+        return node.op == "call_module" or not self.differentiable.isdisjoint(node.all_input_nodes)
+
+    def class_of(self, proxy: fx.Proxy) -> type:
+        """Return the class of what a proxy stands for, as far as it is known."""
+        node = proxy.node
+        if node.op in ("placeholder", "get_attr"):
+            return Tensor
+        try:
+            value = self._result(node)
+        except NotTraceableError:
+            return type(proxy)
+        return Tensor if isinstance(value, Tensor) else type(value)
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if self.evaluates:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if self.evaluates:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
     def to_bool(self, obj: fx.Proxy) -> bool:
         """Decide a branch on what the tensors are (dtypes, shapes) as the recorded call does."""
-        try:
-            decision = bool(_fact(obj.node, self.module, self.tensors))
-        except NotTraceableError:
-            return super().to_bool(obj)
-        self.decided.append(obj.node)
-        return decision
+        return bool(self.read(obj, bool))
 
-    def conditions(self, graph: fx.Graph) -> tuple[Condition, ...]:
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        return items_of(obj, self.read(obj, len))
+
+    def read(self, proxy: fx.Proxy, way: Callable[[Any], Any]) -> Any:
+        """Return what Python code reads of a traced value, if no data decides it: the value of the
+        recorded call. That is a condition of the trace."""
+        node = proxy.node
+        try:
+            value = fact(node, self.module, self.tensors)
+        except NotTraceableError:
+            # The size alone of an intermediate result may be read, and not its values.
+            if way is not len and not is_fact(node, of_results=True):
+                raise NotTraceableError(_BY_DATA) from None
+            value = self._result(node)
+            self.followed += children_before(node)
+            self.follows = True
+        else:
+            if way not in (len, bool) and holds_data(value):
+                raise NotTraceableError(_BY_DATA) from None
+            self.decided.append((node, way, way(value)))
+        self.repeats |= way is not bool
+        return way(value)
+
+    def _result(self, node: fx.Node) -> Any:
+        """Return the value of an intermediate result, with tensors that have no data."""
+        self.evaluates = True
+        try:
+            if self.results is None:
+                self.results = Results(shadow(self.module), self.tensors)
+            return self.results.value(node)
+        finally:
+            self.evaluates = False
+
+    def conditions(self, graph: fx.Graph) -> tuple[AnyCondition, ...]:
         """Return the decisions, and remove the facts from ``graph`` that nothing else reads."""
         apart = fx.Graph()
         known: dict[fx.Node, fx.Node] = {}
-        found = []
+        nodes = {node for node, _, _ in self.decided}
         for node in graph.nodes:
-            if node.op == "placeholder" or (self.decided and _is_needed_by_facts(node)):
+            if node.op == "placeholder" or (nodes and _is_needed_by_facts(node)):
                 known[node] = apart.node_copy(node, lambda used: known[used])
-            if node in self.decided:
-                value = bool(_fact(node, self.module, self.tensors))
-                found.append(Condition(known[node], value))
+        found: list[AnyCondition] = [
+            Condition(known[node], way, value) for node, way, value in dict.fromkeys(self.decided)
+        ]
+        if self.asks_grad_mode:
+            found.append(SameGradMode(self.grad_mode))
+        if self.follows:
+            children = list(dict.fromkeys(self.followed))
+            found.append(SameInputs.of(self.module, self.tensors, children))
         for node in reversed(graph.nodes):
-            if self.decided and not node.users and _is_needed_by_facts(node):
+            is_free = node.op == "get_attr" or is_fact(node, of_results=self.follows)
+            if found and not node.users and is_free:
                 graph.erase_node(node)
         return tuple(found)
 
 
-_SOURCES = ("placeholder", "get_attr")
-# What a tensor is, whatever its values are.
-_FACTS = frozenset(
-    {"dtype", "device", "type", "index", "ndim", "shape", "layout", "requires_grad"}
-    | {"is_cuda", "is_cpu", "is_nested", "is_sparse", "is_quantized"}
-)
-_FACT_METHODS = frozenset({"dim", "ndimension", "size", "numel", "is_floating_point", "is_complex"})
-_FACT_FUNCTIONS = frozenset(
-    {torch.is_floating_point, torch.is_complex, operator.getitem}
-    | {operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge}
-    | {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod}
-    | {operator.not_, operator.and_, operator.or_}
-)
+_NUMBERS = (bool, int, float, str)
+_LONGEST_UNROLLED = 500  # nodes: a kernel is tried for each chain of them
+_BY_DATA = "it decides by values of a tensor"
 
 
 def _is_needed_by_facts(node: fx.Node) -> bool:
     """Return whether a node is a parameter, or a fact."""
-    return node.op == "get_attr" or _is_fact(node)
-
-
-def _is_fact(value: Any) -> bool:
-    """Return whether a node follows from dtypes, shapes and devices of arguments and attributes,
-    not from values."""
-    if not isinstance(value, fx.Node) or value.kwargs:
-        return False
-    if value.op == "call_method":
-        tensor, *rest = value.args
-        return value.target in _FACT_METHODS and _is_source(tensor) and all(map(_is_known, rest))
-    if value.op != "call_function":
-        return False
-    if value.target is getattr:
-        owner, name = value.args
-        return name in _FACTS and (_is_source(owner) or _is_fact(owner))
-    if value.target in (torch.is_floating_point, torch.is_complex):
-        return _is_source(value.args[0])
-    return value.target in _FACT_FUNCTIONS and all(map(_is_known, value.args))
-
-
-def _is_source(value: Any) -> bool:
-    return isinstance(value, fx.Node) and value.op in _SOURCES
-
-
-def _is_known(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(map(_is_known, value))
-    return _is_fact(value) if isinstance(value, fx.Node) else not isinstance(value, slice)
-
-
-def _fact(value: Any, module: nn.Module, tensors: Sequence[Tensor]) -> Any:
-    """Evaluate a fact of arguments and attributes, or one of its operands.
-
-    Raises NotTraceableError for anything else.
-    """
-    if isinstance(value, (tuple, list)):
-        return type(value)(_fact(item, module, tensors) for item in value)
-    if not isinstance(value, fx.Node):
-        return value
-    if value.op == "placeholder":
-        places = [node for node in value.graph.nodes if node.op == "placeholder"]
-        return tensors[places.index(value)]
-    if value.op == "get_attr":
-        *owners, name = str(value.target).split(".")
-        for owner in owners:  # getattr would record while a trace is under way
-            module = module._modules[owner]  # type: ignore[assignment]
-        held = {**module._buffers, **module._parameters}
-        return held[name] if name in held else vars(module)[name]
-    if not _is_fact(value):
-        raise NotTraceableError("it branches on data")
-    given = [_fact(item, module, tensors) for item in value.args]
-    if value.op == "call_method":
-        return getattr(given[0], str(value.target))(*given[1:])
-    return value.target(*given)  # type: ignore[operator]
-
-
-# The functions of torch that make tensors of nothing but sizes and numbers: a trace does not see
-# their calls.
-_FACTORIES = (
-    *("zeros", "ones", "full", "empty", "eye", "arange", "linspace", "tensor"),
-    *("tril_indices", "triu_indices"),
-)
-
-
-@contextlib.contextmanager
-def _recording_factories(tracer: fx.Tracer, all_of_them: bool) -> Iterator[None]:
-    """Let a trace in this thread record calls that make a tensor of a size of another; or
-    ``all_of_them``, since without that a tensor is a constant of the trace."""
-    thread, originals = threading.get_ident(), {name: getattr(torch, name) for name in _FACTORIES}
-
-    def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def make(*args: Any, **kwargs: Any) -> Any:
-            leaves = pytree.tree_leaves((args, kwargs))
-            follows = any(isinstance(leaf, fx.Proxy) for leaf in leaves)
-            if threading.get_ident() == thread and (follows or all_of_them):
-                return tracer.create_proxy("call_function", original, args, kwargs)
-            return original(*args, **kwargs)
-
-        return make
-
-    try:
-        for name, original in originals.items():
-            setattr(torch, name, recorded(original))
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(torch, name, original)
+    return node.op == "get_attr" or is_fact(node)
 
 
 def source_line(module: nn.Module) -> str:
