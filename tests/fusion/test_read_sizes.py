@@ -276,3 +276,16 @@ def test_the_encoder_of_pytorch_is_traced_as_root() -> None:
     found = trace_forward("", encoder, Call((x,), {}))
     torch.testing.assert_close(torch.fx.GraphModule(encoder, found.graph)(x), encoder(x))
     assert holds(found, torch.randn(3, 7, 8))
+
+
+def by_rank(module: Runs, x: Tensor) -> Tensor:
+    return x.tanh() if x.dim() == 2 and x.shape[1] == 4 else x.sin()
+
+
+def test_a_fact_that_another_rank_does_not_have_does_not_hold() -> None:
+    found = traced(by_rank, torch.randn(3, 4))
+    assert [holds(found, torch.randn(size)) for size in ((7, 4), (3, 5), (4,))] == [
+        True,
+        False,
+        False,
+    ]

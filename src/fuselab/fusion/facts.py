@@ -23,20 +23,32 @@ class NotTraceableError(Exception):
     ..."."""
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A fact of the call's tensors that the forward read as a Python value, and that value.
+class Decisions:
+    """The condition that facts of a call's tensors have the values that the forward read.
 
-    ``read`` is the way of reading: ``bool`` for a branch, ``len``, ``operator.index``.
+    ``graph`` computes the facts of the call's tensors, ``ways`` how each was read: ``bool`` for a
+    branch, ``len``, ``operator.index``.
     """
 
-    node: fx.Node
-    read: Callable[[Any], Any]
-    value: Any
+    def __init__(
+        self, graph: fx.Graph, ways: Sequence[Callable[[Any], Any]], values: Sequence[Any]
+    ) -> None:
+        self.ways, self.values = tuple(ways), tuple(values)
+        code = graph.python_code(root_module="self")
+        namespace = dict(code.globals)
+        exec(compile(code.src, "<facts of a call>", "exec"), namespace)
+        self.facts: Callable[..., Sequence[Any]] = namespace["forward"]
 
     def holds(self, module: nn.Module, tensors: Sequence[Tensor]) -> bool:
-        """Return whether it has the same value for another call's tensors."""
-        return bool(self.read(fact(self.node, module, tensors)) == self.value)
+        """Return whether they have the same values for another call's tensors."""
+        try:
+            facts = self.facts(module, *tensors)
+        except (IndexError, TypeError, ValueError, ZeroDivisionError):  # of another rank
+            return False
+        return all(
+            way(found) == value
+            for way, found, value in zip(self.ways, facts, self.values, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -88,7 +100,7 @@ class SameGradMode:
         return torch.is_grad_enabled() is self.enabled
 
 
-AnyCondition = Condition | SameRanks | SameInputs | SameGradMode
+AnyCondition = Decisions | SameRanks | SameInputs | SameGradMode
 
 
 def _likeness(tensor: Tensor) -> Any:

@@ -24,7 +24,7 @@ from fuselab.fusion.answering import answering
 from fuselab.fusion.closures import rebind_attributes
 from fuselab.fusion.facts import (
     AnyCondition,
-    Condition,
+    Decisions,
     NotTraceableError,
     ReadableProxy,
     Results,
@@ -429,9 +429,12 @@ class _ChildrenAreLeaves(fx.Tracer):
         for node in graph.nodes:
             if node.op == "placeholder" or (nodes and _is_needed_by_facts(node)):
                 known[node] = apart.node_copy(node, lambda used: known[used])
-        found: list[AnyCondition] = [
-            Condition(known[node], way, value) for node, way, value in dict.fromkeys(self.decided)
-        ]
+        found: list[AnyCondition] = []
+        if self.decided:
+            read = list(dict.fromkeys(self.decided))
+            apart.output(tuple(known[node] for node, _, _ in read))
+            apart.eliminate_dead_code()
+            found.append(Decisions(apart, [way for _, way, _ in read], [one for *_, one in read]))
         if self.asks_grad_mode:
             found.append(SameGradMode(self.grad_mode))
         if self.follows:

@@ -55,6 +55,8 @@ class State:
     def holds_in(self, attributes: Mapping[str, Any]) -> bool:
         """Return whether the attributes of an object have these values."""
         try:
+            if len(attributes) == len(self.plain):  # a configuration: 60 values in one comparison
+                return attributes == self.plain
             if not all(
                 attributes.get(name, _missing) == value for name, value in self.plain.items()
             ):
