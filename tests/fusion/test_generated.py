@@ -318,7 +318,7 @@ def test_dropout_in_training_is_proved_and_drawn_anew_in_every_call(
 
 def test_views_are_inside_chains_but_not_at_their_ends() -> None:
     def step(input: Tensor) -> Tensor:
-        wide = (input.flatten(0, 1) * 2).view(input.shape[0], -1)
+        wide = (input.flatten(0, 1) * 2).view(4, -1)
         return (wide + 1).t()
 
     assert _chains(step, torch.randn(4, 3, 8)) == ["mul → add"]
