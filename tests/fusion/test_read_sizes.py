@@ -289,3 +289,15 @@ def test_a_fact_that_another_rank_does_not_have_does_not_hold() -> None:
         False,
         False,
     ]
+
+
+def with_an_unused_value(module: Runs, x: Tensor) -> Tensor:
+    unused = x.exp().add(1).sin()
+    assert unused.dim() == 2
+    return x.tanh().mul(2)
+
+
+def test_values_that_nothing_reads_are_no_chain() -> None:
+    found = traced(with_an_unused_value, torch.randn(3, 4))
+    finder = ChainFinder(found, values_of(found.graph, found.module, found.tensors), ())
+    assert [chain.operations for chain in finder.chains()] == [("tanh", "mul")]

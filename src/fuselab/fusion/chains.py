@@ -329,8 +329,20 @@ class ChainFinder:
             for node in self.calls
             if node in self.writing
             or self.written.intersection(node.all_input_nodes)
+            or node not in self.needed
             or not self._may_join(node)
         }
+
+    @cached_property
+    def needed(self) -> set[fx.Node]:
+        """The nodes whose values something reads in the end: the output, or a call that keeps its
+        place."""
+        found: set[fx.Node] = set()
+        for node in reversed(self.traced.graph.nodes):
+            is_end = node.op == "output" or (node in self.before and self.keeps_its_place(node))
+            if is_end or node in found:
+                found.update((node, *node.all_input_nodes))
+        return found
 
     def _may_join(self, node: fx.Node) -> bool:
         name = self.name_of(node)
