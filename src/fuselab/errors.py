@@ -10,6 +10,7 @@ docs/contract.md has the table.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -71,11 +72,17 @@ class DeviceError(FuselabError, RuntimeError):
     """Tensors are on different devices, or the device that a verb was asked for does not exist."""
 
 
+def _by_number(name: str) -> list[tuple[int, int, str]]:
+    """Return a key that sorts sm_90 before sm_100."""
+    parts = re.findall(r"(\d+)|(\D+)", name)
+    return [(0, int(digits), "") if digits else (1, 0, text) for digits, text in parts]
+
+
 class UnknownNameError(FuselabError, ValueError, LookupError):
     """No operator, activation, implementation, provider, case or model has the given name."""
 
     def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
-        self.kind, self.name, self.known = kind, name, sorted(known)
+        self.kind, self.name, self.known = kind, name, sorted(known, key=_by_number)
         close = difflib.get_close_matches(str(name), self.known, n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
         super().__init__(

@@ -37,7 +37,7 @@ def test_the_screen_has_80_columns_and_the_numbers_of_the_json(tmp_path, capsys)
     assert "16 blocks, 64 of 64 warps (100 %), limited by" in text
     assert "global load 128 bit x4, global store 128 bit x2" in text
     assert "line 13 load 4 x 128 bit: 16/16 sectors" in text
-    assert "98 blocks, and a H100 SXM has 132" in " ".join(text.split())
+    assert "98 blocks, and H100 SXM has 132" in " ".join(text.split())
 
 
 def test_stages_and_files(tmp_path, capsys):
@@ -141,3 +141,63 @@ def test_without_nvidias_tools_the_other_stages_still_work(monkeypatch, capsys):
     assert error.count("\n") == 1
     assert ".target sm_90" in called(capsys, VECTOR_ADD, "--stage", "ptx")
     tools.path_of.cache_clear()
+
+
+TWO_FUNCTIONS = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.autotune([triton.Config({"BLOCK": n}) for n in (64, 128)], key=["n"])
+@triton.jit
+def double_kernel(x, y, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + offsets, 2 * tl.load(x + offsets, offsets < n), offsets < n)
+
+
+def double(x):
+    y = torch.empty_like(x)
+    double_kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel())
+    return y
+
+
+def in_pytorch(x):
+    return 2 * x
+
+
+def get_inputs():
+    return [torch.ones(1000)]
+"""
+
+
+def test_the_function_that_launches_is_found_beside_others(tmp_path, capsys):
+    file = tmp_path / "two.py"
+    file.write_text(TWO_FUNCTIONS)
+    text = called(capsys, str(file))
+    assert "double_kernel (double)" in text and "16 blocks of 128 threads; BLOCK=64" in text
+    said = " ".join(text.split())
+    assert "triton.autotune chooses among 2 configurations of double_kernel" in said
+    file = tmp_path / "three.py"  # a file is imported once
+    file.write_text(TWO_FUNCTIONS + "\n\ndef again(x):\n    return double(x)\n")
+    assert run(["asm", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert "several functions that launch kernels (double, again); name one" in said
+
+
+def test_a_kernel_of_a_cuda_file_is_named_behind_a_colon_and_templates_are_told(tmp_path, capsys):
+    file = tmp_path / "some.cu"
+    file.write_text(
+        "template <typename T> __global__ void first(T* x) { x[0] = 1; }\n"
+        "__global__ void second(float* x) { x[0] = 2; }\n"
+        "__global__ void __launch_bounds__(64) third(float* x) { x[0] = 3; }\n"
+    )
+    text = called(capsys, f"{file}:second", "--threads", "128")
+    assert "blocks of 128 threads" in text and "third" not in text and "first" not in text
+    said = " ".join(called(capsys, str(file)).split())
+    assert "left out: first in" in said and "is a template; name an instantiation" in said
+    assert "first<float>" in called(capsys, f"{file}:first<float>")
+    assert run(["asm", f"{file}:third", "--threads", "128"]) == 2
+    assert "third is bound to 64 threads per block" in capsys.readouterr().err
+    assert run(["asm", VECTOR_ADD, "--threads", "128"]) == 2
+    assert "--threads is for a .cu file" in capsys.readouterr().err

@@ -135,6 +135,56 @@ def test_a_kernel_that_is_tuned_automatically_takes_its_first_configuration(tmp_
     assert (found.kernels[0].settings["BLOCK"], found.kernels[0].grid) == (2, (4, 1, 1))
 
 
+SUMS = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sums_kernel(x, rows, total, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    found = tl.sum(tl.load(x + row * width + place, place < width, 0.0))
+    tl.atomic_add(rows + row, found)
+    tl.atomic_add(total, found)
+
+
+def sums(x):
+    rows, total = torch.zeros(x.shape[0]), torch.zeros(1)
+    sums_kernel[(x.shape[0], 2)](x, rows, total, x.shape[1], BLOCK=4)
+    return rows, total
+
+
+def plain(x):
+    return x.sum(1), x.sum()
+
+
+def get_inputs():
+    return [torch.ones(2, 7)]
+"""
+
+
+def test_each_of_several_results_is_compared_and_programs_have_the_grids_dimensions(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "sums.py"
+    file.write_text(SUMS)
+    facts = seen(str(file), against="(x.sum(1), x.sum().reshape(1) + 1)")
+    assert [one["name"] for one in facts["against"]] == ["result 0", "result 1"]
+    assert [one["within"] for one in facts["against"]] == [True, False]
+    assert facts["against"][1]["kernel"] == 14 and facts["against"][1]["expected"] == 15
+    text = debug_text(facts)
+    assert "program 0,0: 0..3" in text and "program 1,1: 11..13; the mask cuts 14" in text
+    assert "updates atomically rows" in text
+    with pytest.raises(errors.TargetError, match="gives a tuple of 1 for 2 results"):
+        seen(str(file), against="(x,)")
+    with pytest.raises(errors.ArgumentError, match="--grid is for a kernel alone"):
+        seen(str(file), grid=[2])
+    with pytest.raises(errors.ArgumentError, match="--backward is for an operator"):
+        seen(str(file), backward=True)
+
+
 def test_runs_of_offsets() -> None:
     assert runs([3, 1, 2, 8, 8]) == [(1, 3), (8, 8)] and runs([]) == []
 

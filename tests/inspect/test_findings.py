@@ -193,3 +193,25 @@ def test_branches_that_meet_are_one_chain_unless_another_operator_stands_between
         return left * right
 
     assert watched_chains(through_a_product, x) == [("cos", "mul")]
+
+
+def test_a_product_stands_between_though_its_result_is_changed_in_place():
+    def step(x, weight):
+        hidden = x.exp()
+        gate = (hidden @ weight).sigmoid_()
+        return hidden * gate
+
+    x = torch.ones(64, 64)
+    assert watched_chains(step, x, x) == [("sigmoid_", "mul")]
+
+
+def test_what_a_recurrent_layer_does_inside_is_nothing_to_mend():
+    layer = nn.GRU(16, 32)
+    x = torch.ones(5, 8, 16)
+    with torch.no_grad():
+        assert watched_chains(lambda x: layer(x)[0], x) == []
+        with profile(schedule=(0, 1, 1, 1)) as p:
+            for _ in range(2):
+                layer(x)
+                p.step()
+    assert [f.kind for f in p.result.findings if f.kind == "tensor built in forward"] == []

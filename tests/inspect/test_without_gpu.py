@@ -51,6 +51,22 @@ def test_the_screen_says_that_nothing_was_timed(found):
     assert "written for an H100" in text and "of ceiling" not in text and "compile:" not in text
 
 
+def test_the_backward_of_an_unpacked_tensor_has_its_code(tmp_path):
+    file = tmp_path / "heads.py"
+    file.write_text(
+        "import torch\n\n\ndef heads(x, weight):\n"
+        "    q, k, v = (x @ weight).reshape(4, 16, 3, 8).permute(2, 0, 1, 3)\n"
+        "    return (q @ k.transpose(1, 2)).softmax(-1) @ v\n\n\ndef get_inputs():\n"
+        "    weight = torch.randn(8, 24, requires_grad=True)\n"
+        "    return [torch.randn(4, 16, 8), weight]\n"
+    )
+    facts = explain_without_gpu(
+        targets.load(f"{file}:heads"), architecture("sm_80"), backward=True
+    ).facts
+    assert facts["graphs"] == 1 and not facts["breaks"]
+    assert {k["phase"] for k in facts["kernels"]} == {"forward", "backward"}
+
+
 def test_this_process_still_has_no_gpu(found):
     assert torch.cuda.is_available() == (torch.cuda.device_count() > 0)
 

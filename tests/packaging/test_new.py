@@ -334,3 +334,45 @@ def test_errors_are_fuselabs(files: Path) -> None:
     Path("broken.cu").write_text("__global__ void f(const float* x, float* y) { y[0] = oops; }\n")
     with pytest.raises(FuselabError, match=r"does not compile without the host's code: .*oops"):
         new_package("broken", "broken.cu")
+
+
+TUNED = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.autotune([triton.Config({"BLOCK": n}) for n in (16, 32)], key=["n"])
+@triton.jit
+def twice_kernel(x, y, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + offsets, 2 * tl.load(x + offsets, offsets < n), offsets < n)
+
+
+def twice(x, label: str = "plain"):
+    y = torch.empty_like(x)
+    twice_kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel())
+    return y
+
+
+def get_inputs():
+    return [torch.arange(70.0)]
+"""
+
+
+def test_inputs_of_another_function_of_the_references_file_are_not_taken(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (files / "tuned.py").write_text(TUNED)
+    (files / "several.py").write_text(
+        "import torch\n\n\ndef twice(x, label: str = 'plain'):\n    return 2 * x\n\n\n"
+        "def both(x, y):\n    return x + y\n\n\n"
+        "def get_inputs():\n    return [torch.ones(3), torch.ones(3)]\n"
+    )
+    assert new("twice", "--from", "tuned.py", "--reference", "several.py:twice") == 0
+    assert "does not run in Triton's interpreter" not in capsys.readouterr().out
+    assert launched("twice", torch.arange(70.0), "plain").tolist() == [2.0 * i for i in range(70)]
+    (files / "without.py").write_text(TUNED.replace("def get_inputs", "def other_inputs"))
+    assert new("again", "--from", "without.py", "--reference", "several.py:twice") == 2
+    said = capsys.readouterr().err
+    assert "'label' is str, and they have Tensor there" in said and not Path("again").exists()

@@ -153,3 +153,32 @@ def test_on_a_gpu_every_right_setting_has_a_time(file: str, tmp_path: Path) -> N
     assert all(row["us"] > 0 for row in facts["rows"])
     times = [row["us"] for row in facts["rows"]]
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("some.cu", "__global__ void axpy() {}", "is no Python file; tune times Triton kernels"),
+        ("gone.py", None, "no such file; give FILE.py:KERNEL"),
+        (
+            "launched.py",
+            KERNEL.replace(
+                "return dict(x=x, out=torch.empty_like(x), numel=1000, BLOCK=64)",
+                "return [x]\n\n\ndef double(x):\n    double_kernel[(1,)](x, x, 1, 64)",
+            ),
+            "it has the arguments of double, and tune takes those of the kernel itself",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_tuned_is_one_sentence(name, text, words, tmp_path, capsys):
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    assert run(["tune", f"{path}:double_kernel"]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+
+
+def test_an_operator_is_sent_to_bench(capsys):
+    assert run(["tune", "softmax"]) == 2
+    assert "fuselab bench softmax --tune" in capsys.readouterr().err

@@ -15,6 +15,10 @@ from fuselab.inspect.user_code import SourceLine
 from fuselab.inspect.work_kinds import DISPATCH_BYTES, is_fusible, is_reduction, is_work
 
 Storage = tuple[int, int]
+State = tuple[Storage, int]
+# Each is one operator to the user, who cannot change what it calls, and to torch.compile.
+_RECURRENT = ("gru", "lstm", "rnn_tanh", "rnn_relu")
+_WHOLE = frozenset(f"aten::{name}{cell}" for name in _RECURRENT for cell in ("", "_cell"))
 
 
 @dataclass(eq=False)
@@ -25,6 +29,9 @@ class Call:
     reads: dict[Storage, int]
     writes: dict[Storage, int]
     numel: int
+    # the states of the storages that it reads and leaves; each write makes a new state
+    uses: frozenset[State] = frozenset()
+    makes: frozenset[State] = frozenset()
 
     @property
     def bytes(self) -> int:
@@ -48,10 +55,10 @@ class Chain:
     calls: list[Call]
     fused_bytes: int = 0
     separate_bytes: int = 0
-    read: set[Storage] = field(default_factory=set)
-    written: set[Storage] = field(default_factory=set)
-    # storages that other operators computed from what it wrote
-    behind: set[Storage] = field(default_factory=set)
+    read: set[State] = field(default_factory=set)
+    written: set[State] = field(default_factory=set)
+    # what other operators computed from what it wrote
+    behind: set[State] = field(default_factory=set)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,15 +94,17 @@ def find_chains(ops: Sequence[Detail]) -> list[Chain]:
     """Return the chains of a step, in order of their first call."""
     calls = primitive_calls(ops)
     chains: list[Chain] = []
+    states: dict[Storage, int] = {}
     for call in calls:
+        _note_states(call, states)
         parts: list[Chain] = []
         fusible = is_fusible(call.op.name) and call.op.line is not None
         if fusible:
             parts, joined = _join(call, chains)
             chains = [chain for chain in chains if chain not in parts]
         for other in chains:
-            if call.reads.keys() & (other.written | other.behind):
-                other.behind |= call.writes.keys()
+            if call.uses & (other.written | other.behind):
+                other.behind |= call.makes
         if fusible:
             chains.append(joined)
     order = {id(call): position for position, call in enumerate(calls)}
@@ -105,6 +114,14 @@ def find_chains(ops: Sequence[Detail]) -> list[Chain]:
         _count_traffic(chain, calls)
     found.sort(key=lambda chain: order[id(chain.calls[0])])
     return [chain for chain in found if chain.bytes_saved > 0]
+
+
+def _note_states(call: Call, states: dict[Storage, int]) -> None:
+    """Note which state of each storage a call reads and makes, and count them in ``states``."""
+    call.uses = frozenset((storage, states.get(storage, 0)) for storage in call.reads)
+    for storage in call.writes:
+        states[storage] = states.get(storage, 0) + 1
+    call.makes = frozenset((storage, states[storage]) for storage in call.writes)
 
 
 def _join(call: Call, chains: Sequence[Chain]) -> tuple[list[Chain], Chain]:
@@ -117,16 +134,16 @@ def _join(call: Call, chains: Sequence[Chain]) -> tuple[list[Chain], Chain]:
     for chain in reversed(chains):  # the latest first
         if (
             chain.backward == call.op.backward
-            and call.reads.keys() & chain.written
+            and call.uses & chain.written
             and _same_iteration(chain, call)
         ):
             both = _merged(joined, chain)
-            if both is not None and not call.reads.keys() & both.behind:
+            if both is not None and not call.uses & both.behind:
                 parts.append(chain)
                 joined = both
     joined.calls.append(call)
-    joined.read |= call.reads.keys()
-    joined.written |= call.writes.keys()
+    joined.read |= call.uses
+    joined.written |= call.makes
     return parts, joined
 
 
@@ -163,6 +180,8 @@ def primitive_calls(ops: Sequence[Detail]) -> list[Call]:
 
 
 def _primitives(op: Detail) -> list[Call]:
+    if op.name in _WHOLE:
+        return [_call(op)]
     in_place = is_fusible(op.name) and op.name.endswith("_")
     own = in_place or any(a.bytes > 0 for a in op.allocations)
     if not own and any(_does_work(deeper) for child in op.children for deeper in child.walk()):

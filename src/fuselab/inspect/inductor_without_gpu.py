@@ -144,6 +144,13 @@ def _write_code(
         record(str(written.value))
 
 
+def _copied_into(tensor: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Call ``copy_`` as an operator; as a method of a tensor it asks for the device's guard, which
+    a torch without CUDA does not have."""
+    copied: Tensor = torch.ops.aten.copy_.default(tensor, source, non_blocking)
+    return copied
+
+
 class _Context:
     """A stand-in for ``torch.cuda.device``: there is no device to change to."""
 
@@ -230,6 +237,7 @@ def _pretended(architecture: Architecture) -> Iterator[None]:
                 mock.patch.object(CudaInterface.Worker, name, staticmethod(value))
                 for name, value in worker.items()
             ),
+            mock.patch.object(Tensor, "copy_", _copied_into),
             mock.patch.object(scheduler, "has_triton", answer(True)),
             mock.patch.object(torch_triton, "has_triton", answer(True)),
             config.patch({"triton.cudagraphs": False, "max_autotune": False, "compile_threads": 1}),

@@ -178,6 +178,7 @@ class Detail:
     parent: Detail | None
     children: list[Detail] = field(default_factory=list)
     has_shapes: bool = True  # False if the recording left them out
+    in_library: bool = False  # the module's forward is a library's, as nn.GRU's
 
     def walk(self) -> Iterator[Detail]:
         yield self
@@ -373,6 +374,7 @@ class _TreeReader:
             name=str(event.name),
             line=self.line,
             module=self.modules[-1] if self.modules else None,
+            in_library=bool(self.modules) and self.modules[-1] in self.markers.foreign,
             ranges=ranges,
             backward=backward,
             thread=event.start_tid,

@@ -26,10 +26,14 @@ _MODULE_CALL = nn.Module._call_impl.__code__
 
 @dataclass
 class Markers:
-    """The lines and modules to which the numbers in the markers' names refer."""
+    """The lines and modules to which the numbers in the markers' names refer.
+
+    ``foreign`` are the modules whose ``forward`` is a library's, such as ``nn.GRU``.
+    """
 
     lines: list[SourceLine | None] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
+    foreign: set[str] = field(default_factory=set)
 
 
 @contextmanager
@@ -104,6 +108,9 @@ class _Tracer:
         number = self._module_numbers.setdefault(path, len(self._module_numbers))
         if number == len(self.markers.modules):
             self.markers.modules.append(path)
+            code = getattr(type(module).forward, "__code__", None)
+            if code is not None and not is_user_file(code.co_filename):
+                self.markers.foreign.add(path)
         return number
 
     def _mark(self, what: str, number: int) -> None:

@@ -183,7 +183,9 @@ def parameters_of(
     try:
         bound = signature.bind_partial(*args, **kwargs)
     except TypeError as error:
-        raise TargetError(f"get_inputs() does not fit {label}{signature}: {error}.") from error
+        raise TargetError(
+            f"the example inputs of get_inputs() do not fit {label}{signature}: {error}."
+        ) from error
     found = []
     for name, one in signature.parameters.items():
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
@@ -192,8 +194,22 @@ def parameters_of(
             )
         value = bound.arguments.get(name, one.default)
         annotation = _annotation(one, value, f"{label}({name})")
+        if name in bound.arguments and not _suits(annotation, value):
+            raise TargetError(
+                f"the example inputs of get_inputs() do not fit {label}{signature}: '{name}' is "
+                f"{annotation}, and they have {annotation_of(value)} there."
+            )
         found.append(Parameter(name, annotation, value, _default(one.default)))
     return found
+
+
+def _suits(annotation: str, value: Any) -> bool:
+    """Return whether an example's value can be one of a parameter annotated so."""
+    found = annotation_of(value)
+    if value is None:
+        return annotation.endswith("| None")
+    plain = annotation.removesuffix(" | None")
+    return found in (None, plain) or (plain, found) == ("float", "int")
 
 
 def _default(value: Any) -> str | None:

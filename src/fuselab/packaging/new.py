@@ -22,7 +22,7 @@ from fuselab.inspect.assembly import subjects
 from fuselab.inspect.user_code import raising_target_error
 from fuselab.packaging import arguments, cuda_package, triton_package
 from fuselab.packaging.arguments import KernelParameter, plain_name
-from fuselab.packaging.definition import Definition, of_callable, undefined
+from fuselab.packaging.definition import Definition, of_callable, parameters_of, undefined
 from fuselab.packaging.triton_package import Source
 from fuselab.packaging.write_package import New, files_of
 from fuselab.prove import load as loading
@@ -209,7 +209,8 @@ def _reference(
     name = name or ("reference" if hasattr(held, "reference") else "")
     if not is_same and hasattr(held, "get_inputs"):
         target = targets.load(f"{path}:{name}" if name else str(path), "cpu")
-        return target.callable, target.args, target.kwargs
+        if offered is None or not name or _fit(target.callable, target.args, target.kwargs):
+            return target.callable, target.args, target.kwargs
     if not name:
         raise ArgumentError(f"--reference {spec}: name the function, {path}:FUNCTION.")
     function = getattr(held, name, None)
@@ -227,6 +228,18 @@ def _reference(
             "which shapes and dtypes are taken."
         )
     return function, _matched(function, name, offered), {}
+
+
+def _fit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether example inputs are arguments of the function; a file has one
+    ``get_inputs()``, and may have several functions."""
+    called = function.forward if isinstance(function, nn.Module) else function
+    try:
+        inspect.signature(called).bind(*args, **kwargs)
+        parameters_of(called, args, kwargs, "")
+    except (TypeError, TargetError):
+        return False
+    return True
 
 
 def _matched(function: Callable[..., Any], name: str, offered: _Offered) -> list[Any]:

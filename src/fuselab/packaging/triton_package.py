@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import dis
 import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -71,9 +70,7 @@ def found_in(path: Path, module: ModuleType, name: str) -> Source | None:
     kernels = subjects.kernels_in(module)
     if not kernels:
         return None
-    functions = {
-        key: one for key, one in subjects.functions_in(module).items() if _launches(one, kernels)
-    }
+    functions = subjects.launchers_in(module, kernels)
     if name:
         chosen = getattr(module, name, None)
         if chosen is None:
@@ -81,20 +78,22 @@ def found_in(path: Path, module: ModuleType, name: str) -> Source | None:
                 f"{path} has no '{name}'; it has {', '.join((*functions, *kernels))}."
             )
         if isinstance(chosen, type) and issubclass(chosen, torch.autograd.Function):
-            names = ", ".join((*functions, *_entries(kernels)))
+            names = ", ".join((*functions, *subjects.entries(kernels)))
             raise TargetError(
                 f"{path}: {name} is a torch.autograd.Function; name what it launches ({names}), "
                 "and let --backward write the gradient."
             )
-        if isinstance(chosen, type) and _launches(getattr(chosen, "forward", None), kernels):
+        if isinstance(chosen, type) and subjects.launches_one(
+            getattr(chosen, "forward", None), kernels
+        ):
             raise TargetError(
                 f"{path}: {name} is a class that launches; name a function that launches, or the "
-                f"kernel: {', '.join((*functions, *_entries(kernels)))}."
+                f"kernel: {', '.join((*functions, *subjects.entries(kernels)))}."
             )
         if not triton_compile.is_kernel(chosen) and name not in functions:
             return None
     else:
-        choice = functions or _entries(kernels)
+        choice = functions or subjects.entries(kernels)
         if len(choice) != 1:
             raise TargetError(
                 f"{path} has {', '.join(choice)}; name one: {path}:{next(iter(choice))}."
@@ -103,45 +102,6 @@ def found_in(path: Path, module: ModuleType, name: str) -> Source | None:
     offer = getattr(module, "get_inputs", None)
     args, kwargs = subjects.inputs_of(offer, path) if offer is not None else ((), {})
     return Source(path, kernels, name, chosen, args, kwargs, offer is not None)
-
-
-def _launches(function: Any, kernels: Mapping[str, Any]) -> bool:
-    """Return whether a function names a kernel, itself or in the functions of its file."""
-    seen: set[str] = set()
-    waiting = [function]
-    while waiting:
-        one = waiting.pop()
-        if not inspect.isfunction(one):
-            continue
-        names = _globals_of(one.__code__)
-        if names & kernels.keys():
-            return True
-        for name in names - seen:
-            value = one.__globals__.get(name)
-            if inspect.isfunction(value) and value.__module__ == one.__module__:
-                waiting.append(value)
-        seen |= names
-    return False
-
-
-def _globals_of(code: CodeType) -> set[str]:
-    """Return the names of the file that a function uses, those of its inner functions too."""
-    found = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            found |= _globals_of(constant)
-    return found
-
-
-def _entries(kernels: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the kernels that no other kernel of the file calls."""
-    called = {
-        name
-        for name in kernels
-        for other, one in kernels.items()
-        if other != name and name in _globals_of(triton_compile.python_function(one).__code__)
-    }
-    return {name: one for name, one in kernels.items() if name not in called} or dict(kernels)
 
 
 def _definitions(kernels: Mapping[str, Any]) -> dict[str, ast.FunctionDef]:

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuselab import ops
 from fuselab.device.select import select
-from fuselab.errors import ArgumentError, DeviceError, TargetError
+from fuselab.errors import ArgumentError, DeviceError, MissingTargetError, TargetError
 from fuselab.inspect.assembly import subjects, triton_compile
 from fuselab.inspect.assembly.asked import settings_of
 from fuselab.measure.interleave import Candidate, interleave
@@ -61,6 +62,12 @@ def planned(spec: str, lists: Mapping[str, Sequence[Any]], grid: str | None) -> 
     """
     place, _, name = spec.partition(":")
     path = Path(place).expanduser()
+    if ops.has(spec.removeprefix("fuselab::")) or path.is_dir():
+        raise ArgumentError(f"{spec} is an operator: fuselab bench {spec} --tune.")
+    if not path.is_file():
+        raise MissingTargetError(f"{path}: no such file; give FILE.py:KERNEL.")
+    if path.suffix != ".py":
+        raise TargetError(f"{path} is no Python file; tune times Triton kernels.")
     module = subjects.module_of(path)
     if subjects.holds_operator(module, name):
         raise ArgumentError(f"{spec} declares an operator: fuselab bench {spec} --tune.")
@@ -90,7 +97,14 @@ def planned(spec: str, lists: Mapping[str, Sequence[Any]], grid: str | None) -> 
     missing = [one.name for one in parameters if one.name not in {**values, **lists}]
     missing = [one for one in missing if one not in roles.blocks.values()]
     if missing:
-        raise TargetError(f"get_inputs() of {path} lacks {', '.join(missing)} of {source.name}.")
+        raise TargetError(
+            f"get_inputs() of {path} lacks {', '.join(missing)} of {source.name}"
+            + "".join(
+                f"; it has the arguments of {launcher}, and tune takes those of the kernel itself"
+                for launcher in list(subjects.launchers_in(module, kernels))[:1]
+            )
+            + "."
+        )
     own = {name: values[name] for name in constants if name in values}
     blocks = [name for name in dict.fromkeys(roles.blocks.values()) if name in constants]
     tree = triton_roles.definition_of(triton_compile.python_function(source.chosen))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fuselab.errors import ArgumentError
-from fuselab.inspect.debugger.offsets import Accesses, grouped, program_name, runs
+from fuselab.inspect.debugger.offsets import Accesses, grouped, runs
 from fuselab.report.plots import COLORS, check_plot, import_pyplot
 
 PANELS = 12
@@ -39,7 +39,9 @@ def access_picture(facts: Mapping[str, Any], path: Path) -> None:
     )
     for axis, one in zip(axes[:, 0], shown, strict=True):
         _draw(axis, one)
-    figure.suptitle(", ".join(dict.fromkeys(kernel["name"] for kernel in facts["kernels"])))
+    names = ", ".join(dict.fromkeys(kernel["name"] for kernel in facts["kernels"]))
+    more = f" (the first {len(shown)} of {len(panels)} accesses)" if len(panels) > PANELS else ""
+    figure.suptitle(names + more)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
@@ -65,16 +67,18 @@ def _draw(axis: Any, one: Accesses) -> None:
         if high - low < NUMBERED:
             for offset in sorted({*touched, *cut}):
                 axis.text(offset + 0.5, row, str(offset), ha="center", va="center", fontsize=8)
-    if low <= one.span <= high + 1:
+    shows_end = low <= one.span <= high + 1
+    if shows_end:
         axis.axvline(one.span, color="black", linestyle="--", linewidth=1)
     axis.set_xlim(low - 0.5, high + 1.5)
     axis.set_ylim(len(programs) - 0.5, -0.5)
-    axis.set_yticks(range(len(programs)), [program_name(program) for program, _ in programs])
+    axis.set_yticks(range(len(programs)), [one.name_of(program) for program, _ in programs])
     more = len(one.programs) - len(programs)
     axis.set_ylabel("program" + (f"\n({more} more)" if more else ""))
     axis.set_title(
-        f"line {one.line}: {one.kind}s {one.tensor}[offset]; hatched is cut by the mask, dashed is "
-        f"its end ({one.span})",
+        f"line {one.line}: {one.does} {one.tensor}[offset]"
+        + ("; hatched is cut by the mask" if any(cut for _, (_, cut) in programs) else "")
+        + (f"; dashed is its end ({one.span})" if shows_end else ""),
         loc="left",
         fontsize=9,
     )

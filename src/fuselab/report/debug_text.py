@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fuselab.inspect.debugger.offsets import Accesses, grouped, program_name, runs
+from fuselab.inspect.debugger.offsets import Accesses, grouped, runs
 from fuselab.report.numbers import count
 from fuselab.report.screen import folded
 
@@ -37,25 +37,25 @@ def debug_text(facts: Facts) -> str:
 
 
 def _accesses(one: Accesses) -> Iterator[str]:
-    yield f"  line {one.line} {one.kind}s {one.tensor}"
+    yield f"  line {one.line} {one.does} {one.tensor}"
     shown = list(one.programs.items())[:PROGRAMS]
     for program, (touched, cut) in shown:
         text = _offsets(touched)
         if cut:
             text += f"; the mask cuts {_offsets(cut)}"
-        yield from folded(f"    program {program_name(program)}: ", text)
+        yield from folded(f"    program {one.name_of(program)}: ", text)
     if len(one.programs) > len(shown):
         yield f"    and {len(one.programs) - len(shown)} programs more"
     for program, outside in list(one.outside.items())[:PROGRAMS]:
         yield from folded(
             "    OUTSIDE ",
-            f"{one.tensor}, which spans {one.span} elements: program {program_name(program)} "
-            f"{one.kind}s {_offsets(outside)}; mask it",
+            f"{one.tensor}, which spans {one.span} elements: program {one.name_of(program)} "
+            f"{one.does} {_offsets(outside)}; mask it",
         )
     twice = one.written_twice if one.kind == "store" else {}
     if twice:
         offset, programs = next(iter(twice.items()))
-        names = " and ".join(map(program_name, programs[:3]))
+        names = " and ".join(map(one.name_of, programs[:3]))
         yield from folded(
             "    STORED MORE THAN ONCE ",
             f"{count(len(twice))} elements of {one.tensor}, {one.tensor}[{offset}] by programs "

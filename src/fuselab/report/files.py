@@ -206,6 +206,8 @@ def reason(error: OSError, path: Path) -> str:
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return _forbidden(path.parent)
         case errno.ENOENT:
+            if path.parent.is_dir():
+                return f"{path.parent} takes no new files; choose another folder."
             return f"the folder {path.parent} does not exist; make it first."
         case errno.ENOTDIR:
             return f"{path.parent} is not a folder; choose another place."

@@ -115,7 +115,8 @@ def _findings(facts: Facts) -> Iterator[str]:
         yield from folded("    ", f"{finding['title'].removesuffix('.')}.")
         yield from folded("    → ", finding["advice"])
     if len(findings) > FINDINGS:
-        yield f"    and {len(findings) - FINDINGS} smaller ones in --json"
+        more = len(findings) - FINDINGS
+        yield f"    and {more} smaller one{'s' if more > 1 else ''} in --json"
 
 
 def _tried(facts: Facts) -> list[str]:

@@ -18,7 +18,7 @@ def advice(kernel: Kernel, summary: Summary) -> list[str]:
         blocks = kernel.grid[0] * kernel.grid[1] * kernel.grid[2]
         if 0 < blocks < device.multiprocessors:
             found.append(
-                f"the grid has {blocks} blocks, and a {device.chip} has {device.multiprocessors} "
+                f"the grid has {blocks} blocks, and {device.chip} has {device.multiprocessors} "
                 f"multiprocessors: {device.multiprocessors - blocks} of them stay idle."
             )
     doubles = summary.mix.get("float64", 0)
@@ -31,7 +31,12 @@ def advice(kernel: Kernel, summary: Summary) -> list[str]:
     if "tt.dot" in kernel.texts.get("ttir", "") and not summary.matrix:
         found.append(
             f"tl.dot became {summary.mix.get('float32', 0)} float32 instructions and no matrix "
-            "instruction: with 16-bit operands, or input_precision='tf32', it has one."
+            "instruction: "
+            + (
+                f"Triton writes none for {device.name}."
+                if device.vendor == "nvidia" and device.number < 80
+                else "with 16-bit operands, or input_precision='tf32', it has one."
+            )
         )
     return found
 

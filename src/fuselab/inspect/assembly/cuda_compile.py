@@ -63,23 +63,46 @@ def of_file(
         if name not in found:
             raise TargetError(f"{path} has no kernel '{name}'; it has {', '.join(found)}.")
         if found[name].is_template and "<" not in expression:
-            raise TargetError(_template(path, name))
+            raise TargetError(f"{template_text(path, name)}.")
         chosen = {expression: found[name]}
     else:
         chosen = {one.name: one for one in found.values() if not one.is_template}
         if not chosen:
-            raise TargetError(_template(path, next(iter(found))))
+            raise TargetError(f"{template_text(path, next(iter(found)))}.")
+    _refuse_block(threads)
+    for each, one in chosen.items():
+        if threads is not None and one.threads is not None and threads > one.threads:
+            raise ArgumentError(
+                f"--threads {threads}: {each} is bound to {one.threads} threads per block by its "
+                "__launch_bounds__."
+            )
     return [
-        compiled(source, each, architecture, threads or one.threads or DEFAULT_THREADS)
+        compiled(
+            source,
+            each,
+            architecture,
+            threads if threads is not None else one.threads or DEFAULT_THREADS,
+        )
         for each, one in chosen.items()
     ]
 
 
-def _template(path: Path, name: str) -> str:
+def templates_of(path: Path) -> list[str]:
+    """Return the names of a file's kernels that are templates."""
+    return [one.name for one in declared(path.read_text(encoding="utf-8")) if one.is_template]
+
+
+def template_text(path: Path, name: str) -> str:
+    """Return the clause that says how a template is named."""
     return (
         f"{name} in {path} is a template; name an instantiation, for example "
-        f"--kernel '{name}<float>'."
+        f"--kernel '{name}<float>'"
     )
+
+
+def _refuse_block(threads: int | None) -> None:
+    if threads is not None and not 1 <= threads <= 1024:
+        raise ArgumentError(f"a block has 1 to 1024 threads, not {threads}.")
 
 
 def compiled(
@@ -98,8 +121,7 @@ def compiled(
             f"{source.path.name} is CUDA C++, which does not compile for {architecture.name}; "
             "Triton kernels do."
         )
-    if threads < 1 or threads > 1024:
-        raise ArgumentError(f"a block has 1 to 1024 threads, not {threads}.")
+    _refuse_block(threads)
     arch = source.arch_for(architecture.name)
     if source.architectures and arch == architecture.name and arch not in source.architectures:
         raise UnsupportedError(

@@ -7,11 +7,12 @@ of the file returns, or a written signature stands for them.
 
 from __future__ import annotations
 
+import dis
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -60,7 +61,9 @@ def compiled(request: Request) -> Compiled:
     )
     path = Path(place).expanduser()
     if path.suffix == ".cu":
-        return _of_cuda_file(request, path)
+        return _of_cuda_file(request, path, name)
+    if request.threads is not None:
+        raise ArgumentError("--threads is for a .cu file; other launches have their own blocks.")
     if ops.has(request.spec.removeprefix("fuselab::")):
         return _of_operators(request, [loading.load_op(request.spec)])
     if path.suffix == ".py":
@@ -138,7 +141,7 @@ def _nothing(request: Request, notes: list[str]) -> Exception:
     return TargetError(f"{request.spec} launches no Triton or CUDA kernel of its own{said}.")
 
 
-def _of_cuda_file(request: Request, path: Path) -> Compiled:
+def _of_cuda_file(request: Request, path: Path, name: str) -> Compiled:
     if not path.is_file():
         raise MissingTargetError(
             f"{path}: no such file; give FILE.py, FILE.cu, a folder or an operator's name."
@@ -155,8 +158,11 @@ def _of_cuda_file(request: Request, path: Path) -> Compiled:
                 f"{option} says nothing of a .cu file; name an instantiation: "
                 "--kernel 'NAME<float>'."
             )
-    kernels = cuda_compile.of_file(path, request.architecture, request.kernel, request.threads)
-    return Compiled(request.spec, request.architecture, tuple(kernels))
+    chosen = request.kernel or name or None
+    kernels = cuda_compile.of_file(path, request.architecture, chosen, request.threads)
+    left_out = () if chosen else cuda_compile.templates_of(path)
+    notes = [f"left out: {cuda_compile.template_text(path, one)}" for one in left_out]
+    return Compiled(request.spec, request.architecture, tuple(kernels), notes=tuple(notes))
 
 
 def _of_file(request: Request, module: ModuleType, path: Path, name: str) -> Compiled:
@@ -176,12 +182,11 @@ def _of_file(request: Request, module: ModuleType, path: Path, name: str) -> Com
     if name and found is None:
         raise TargetError(f"{path} has no '{name}'; its kernels are {_listed(kernels)}.")
     if request.signature is None and offer is not None:
-        functions = functions_in(module)
         launcher = found if name and not triton_compile.is_kernel(found) else None
-        if not name and len(functions) == 1:
-            launcher = next(iter(functions.values()))
+        if not name:
+            launcher = only_launcher(module, kernels, path)
         if launcher is not None:
-            return _of_launcher(request, launcher, offer, path)
+            return _of_launcher(request, launcher, offer, path, kernels)
     chosen = found if triton_compile.is_kernel(found) else _one_kernel(request, kernels, path)
     if request.signature is not None:
         made = triton_compile.compiled_signature(
@@ -200,7 +205,9 @@ def _of_file(request: Request, module: ModuleType, path: Path, name: str) -> Com
     return _of_kernel(request, chosen, args, kwargs)
 
 
-def _of_launcher(request: Request, launcher: Any, offer: Any, path: Path) -> Compiled:
+def _of_launcher(
+    request: Request, launcher: Any, offer: Any, path: Path, kernels: Mapping[str, Any]
+) -> Compiled:
     if not callable(launcher):
         raise TargetError(
             f"{path}: {request.spec.rpartition(':')[2]} is no kernel and no function."
@@ -209,12 +216,26 @@ def _of_launcher(request: Request, launcher: Any, offer: Any, path: Path) -> Com
     found = launches.of_function(
         launcher, args, kwargs, request.architecture, request.kernel, request.settings
     )
-    notes = _library_calls(found.calls)
+    notes = [*_library_calls(found.calls), *_tuned(kernels, found.kernels)]
     if not found.kernels:
         raise _nothing(request, notes)
     launches.check_settings(found.kernels, request.settings)
     case = described(args, kwargs)
     return Compiled(request.spec, request.architecture, tuple(found.kernels), case, tuple(notes))
+
+
+def _tuned(kernels: Mapping[str, Any], launched: Sequence[Kernel]) -> list[str]:
+    """Return a note for each launched kernel that is tuned automatically."""
+    counts = {
+        triton_compile.jit_function(one).__name__: len(getattr(one, "configs", ()))
+        for one in kernels.values()
+    }
+    return [
+        f"triton.autotune chooses among {counts[name]} configurations of {name} on a GPU; this is "
+        "the first"
+        for name in dict.fromkeys(one.name for one in launched)
+        if counts.get(name, 0) > 1
+    ]
 
 
 def _of_kernel(
@@ -272,6 +293,67 @@ def functions_in(module: ModuleType) -> dict[str, Any]:
     }
 
 
+def launchers_in(module: ModuleType, kernels: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the public functions of a file that launch one of its ``kernels``, by name."""
+    functions = functions_in(module)
+    return {name: one for name, one in functions.items() if launches_one(one, kernels)}
+
+
+def only_launcher(module: ModuleType, kernels: Mapping[str, Any], path: Path) -> Any | None:
+    """Return the function of a file that launches its kernels; None if there is none.
+
+    A file without kernels of its own has a launcher if it has one function. Raises TargetError
+    where several functions launch.
+    """
+    functions = launchers_in(module, kernels) if kernels else functions_in(module)
+    if len(functions) > 1 and kernels:
+        raise TargetError(
+            f"{path} has several functions that launch kernels ({_listed(functions)}); name one: "
+            f"{path}:{next(iter(functions))}."
+        )
+    return next(iter(functions.values())) if len(functions) == 1 else None
+
+
+def launches_one(function: Any, kernels: Mapping[str, Any]) -> bool:
+    """Return whether a function names a kernel, itself or in the functions of its file."""
+    seen: set[str] = set()
+    waiting = [function]
+    while waiting:
+        one = waiting.pop()
+        if not inspect.isfunction(one):
+            continue
+        names = _globals_of(one.__code__)
+        if names & kernels.keys():
+            return True
+        for name in names - seen:
+            value = one.__globals__.get(name)
+            if inspect.isfunction(value) and value.__module__ == one.__module__:
+                waiting.append(value)
+        seen |= names
+    return False
+
+
+def _globals_of(code: CodeType) -> set[str]:
+    """Return the names of the file that a function uses, those of its inner functions too."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= _globals_of(constant)
+    return found
+
+
+def entries(kernels: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the kernels that no other kernel of the file calls; those that are called are
+    functions, and no entry points."""
+    called = {
+        name
+        for name in kernels
+        for other, one in kernels.items()
+        if other != name and name in _globals_of(triton_compile.python_function(one).__code__)
+    }
+    return {name: one for name, one in kernels.items() if name not in called} or dict(kernels)
+
+
 def _one_kernel(request: Request, kernels: Mapping[str, Any], path: Path) -> Any:
     if not kernels:
         raise TargetError(f"{path} has no @triton.jit kernel and no FusedOp.")
@@ -279,24 +361,12 @@ def _one_kernel(request: Request, kernels: Mapping[str, Any], path: Path) -> Any
         if request.kernel not in kernels:
             raise UnknownNameError("kernel", request.kernel, kernels)
         return kernels[request.kernel]
-    called = _called_by_others(kernels)
-    own = {name: value for name, value in kernels.items() if name not in called} or kernels
+    own = entries(kernels)
     if len(own) > 1:
         raise TargetError(
             f"{path} has several kernels ({_listed(own)}); name one: --kernel {next(iter(own))}."
         )
     return next(iter(own.values()))
-
-
-def _called_by_others(kernels: Mapping[str, Any]) -> set[str]:
-    """Return the kernels of the file that others of it call: functions, and no entry points."""
-    names = {
-        name: set(triton_compile.python_function(value).__code__.co_names)
-        for name, value in kernels.items()
-    }
-    return {
-        name for name in kernels for other, used in names.items() if other != name and name in used
-    }
 
 
 def _listed(kernels: Mapping[str, Any]) -> str:

@@ -23,16 +23,12 @@ from fuselab.composition import Composition
 from fuselab.errors import ArgumentError, FuselabError, TargetError, UnknownNameError
 from fuselab.inspect.assembly import subjects, triton_compile
 from fuselab.inspect.debugger import compare, stops
-from fuselab.inspect.debugger.recorder import (
-    Record,
-    first_configuration,
-    recording,
-    wanted_programs,
-)
+from fuselab.inspect.debugger.recorder import Record, recording, wanted_programs
 from fuselab.inspect.debugger.session import Session
 from fuselab.op import FusedOp
 from fuselab.prove import load as loading
 from fuselab.runtime import interpreted_libdevice
+from fuselab.runtime.interpreter import first_configuration
 
 MOST_ACCESSES = 20_000
 
@@ -84,6 +80,8 @@ def run_of(session: Session) -> Run:
         return _of_operator(session)
     if session.case or session.implementation:
         raise ArgumentError(f"--case and --implementation are for an operator; {path} has none.")
+    if session.backward:
+        raise ArgumentError(f"--backward is for an operator; {path} has none.")
     found = getattr(module, name, None) if name else None
     if name and found is None:
         raise TargetError(f"{path} has no '{name}'.")
@@ -91,16 +89,16 @@ def run_of(session: Session) -> Run:
     kernels = subjects.kernels_in(module)
     if not kernels:
         raise TargetError(f"{path} has no @triton.jit kernel and no FusedOp.")
-    functions = subjects.functions_in(module)
-    if found is None and len(functions) == 1:
-        found = next(iter(functions.values()))
     if found is None:
-        found = next(iter(kernels.values())) if len(kernels) == 1 else None
+        found = subjects.only_launcher(module, kernels, path)
     if found is None:
-        names = ", ".join((*functions, *kernels))
-        raise TargetError(
-            f"{path} has {names}; name one, for example {path}:{next(iter(kernels))}."
-        )
+        entries = subjects.entries(kernels)
+        if len(entries) > 1:
+            raise TargetError(
+                f"{path} has several kernels ({', '.join(entries)}); name one: "
+                f"{path}:{next(iter(entries))}."
+            )
+        found = next(iter(entries.values()))
     if offer is None:
         raise TargetError(
             f"{path} has no get_inputs(); write one that returns the arguments of "
@@ -109,7 +107,17 @@ def run_of(session: Session) -> Run:
     args, kwargs = subjects.inputs_of(offer, path)
     if triton_compile.is_kernel(found):
         return _of_kernel(session, found, args, kwargs)
-    bound = inspect.signature(found).bind(*args, **kwargs)
+    if session.grid is not None:
+        raise ArgumentError(
+            f"--grid is for a kernel alone, and {found.__name__} launches with a grid of its own."
+        )
+    try:
+        bound = inspect.signature(found).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TargetError(
+            f"get_inputs() of {path} does not fit "
+            f"{found.__name__}{inspect.signature(found)}: {error}."
+        ) from error
     bound.apply_defaults()
     return Run(found.__name__, found, args, kwargs, dict(bound.arguments))
 
@@ -315,14 +323,15 @@ def _against(
     if isinstance(output, Tensor):
         outputs = [("the result", output)]
     elif isinstance(output, tuple | list):
-        outputs = [(f"result {i}", each) for i, each in enumerate(output) if each is not None]
+        outputs = [
+            (f"result {i}", each) for i, each in enumerate(output) if isinstance(each, Tensor)
+        ]
     else:
         stored = dict.fromkeys(one.tensor for one in record.accesses if one.kind != "load")
         outputs = [(name, names[name]) for name in stored if name in names]
     if not outputs:
         raise TargetError(f"{run.name} wrote nothing that --against could be compared with.")
-    name, result = outputs[0]
-    return [compare.compared(name, result, session.against, dict(run.names))]
+    return compare.compared_all(outputs, session.against, dict(run.names))
 
 
 def main(asked: str, result: str) -> int:

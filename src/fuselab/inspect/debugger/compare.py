@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,17 +29,39 @@ def widened(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def compared(
-    name: str, result: Tensor, expression: str, names: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the largest difference between ``result`` and the expression, and where it is.
+def compared_all(
+    outputs: Sequence[tuple[str, Tensor]], expression: str, names: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return the comparisons of named results with an expression: of each result with its place
+    in a tuple, or of the first one with a tensor.
 
-    The expression is computed in float64, and once more in the arguments' own dtypes: that is the
-    error which plain PyTorch makes. ``within`` says whether the difference is at most 4 times that
-    and 2 units in the last place, the bar of ``fuselab check``.
+    The expression is computed in float64, and once more in the arguments' own dtypes. Raises
+    TargetError.
     """
     expected = evaluated(expression, {key: widened(value) for key, value in names.items()})
     eager = evaluated(expression, names)
+    if not isinstance(expected, tuple | list):
+        expected, eager, outputs = [expected], [eager], outputs[:1]
+    if len(expected) != len(outputs):
+        raise TargetError(
+            f"--against '{expression}' gives a tuple of {len(expected)} for {len(outputs)} "
+            f"result{'s' if len(outputs) > 1 else ''} ({', '.join(name for name, _ in outputs)})."
+        )
+    return [
+        compared(name, result, expression, wide, own)
+        for (name, result), wide, own in zip(outputs, expected, eager, strict=True)
+    ]
+
+
+def compared(
+    name: str, result: Tensor, expression: str, expected: Any, eager: Any
+) -> dict[str, Any]:
+    """Return the largest difference between ``result`` and the expression, and where it is.
+
+    ``expected`` is the expression in float64, ``eager`` in the arguments' own dtypes: that has the
+    error which plain PyTorch makes. ``within`` says whether the difference is at most 4 times that
+    and 2 units in the last place, the bar of ``fuselab check``.
+    """
     if not isinstance(expected, Tensor) or not isinstance(eager, Tensor):
         raise TargetError(f"--against '{expression}' gives a {type(expected).__name__}, no tensor.")
     if expected.shape != result.shape:

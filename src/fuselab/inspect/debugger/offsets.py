@@ -13,8 +13,8 @@ Facts = Mapping[str, Any]
 class Accesses:
     """The loads or stores of one line and tensor: by program, the offsets and what the mask cuts.
 
-    ``span`` is the number of elements from the tensor's first to its last; offsets beyond it are
-    outside the tensor.
+    ``grid`` is the number of programs per axis. ``span`` is the number of elements from the
+    tensor's first to its last; offsets beyond it are outside the tensor.
     """
 
     kernel: str
@@ -22,7 +22,17 @@ class Accesses:
     kind: str
     tensor: str
     span: int
+    grid: tuple[int, ...] = ()
     programs: dict[tuple[int, ...], tuple[list[int], list[int]]] = field(default_factory=dict)
+
+    @property
+    def does(self) -> str:
+        """The verb for what a program does there."""
+        return {"atomic": "updates atomically"}.get(self.kind, f"{self.kind}s")
+
+    def name_of(self, program: Sequence[int]) -> str:
+        """Return a program's id with as many numbers as the grid has dimensions."""
+        return program_name(program, self.grid)
 
     @property
     def outside(self) -> dict[tuple[int, ...], list[int]]:
@@ -50,11 +60,13 @@ def grouped(facts: Facts) -> list[Accesses]:
         for kernel in facts["kernels"]
         for name, tensor in kernel["tensors"].items()
     }
+    grids = {kernel["name"]: tuple(kernel["grid"]) for kernel in facts["kernels"]}
     found: dict[tuple[Any, ...], Accesses] = {}
     for one in facts["accesses"]:
         key = one["kernel"], one["line"], one["kind"], one["tensor"]
         if key not in found:
-            found[key] = Accesses(*key, spans.get((one["kernel"], one["tensor"]), 0))
+            span = spans.get((one["kernel"], one["tensor"]), 0)
+            found[key] = Accesses(*key, span, grids.get(one["kernel"], ()))
         touched, cut = found[key].programs.setdefault(tuple(one["program"]), ([], []))
         touched += one["offsets"]
         cut += one["cut"]
@@ -72,7 +84,9 @@ def runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def program_name(program: Sequence[int]) -> str:
-    """Return a program's id as it is written on the command line: 2, or 0,3."""
+def program_name(program: Sequence[int], grid: Sequence[int] = ()) -> str:
+    """Return a program's id as it is written on the command line: 2, or 0,3 in a grid of two
+    dimensions."""
     used = 1 + max((place for place, index in enumerate(program) if index), default=0)
-    return ",".join(map(str, program[:used]))
+    used = max([used, *(axis for axis, size in enumerate(grid, 1) if size > 1)])
+    return ",".join(map(str, (*program, 0, 0)[:used]))

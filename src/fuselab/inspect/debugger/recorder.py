@@ -103,19 +103,6 @@ def recording() -> Iterator[Record]:
         yield record
 
 
-@contextlib.contextmanager
-def first_configuration() -> Iterator[None]:
-    """Let a kernel that is tuned automatically take its first configuration inside, since nothing
-    can be timed in the interpreter."""
-    from triton.runtime.autotuner import Autotuner
-
-    def untimed(*_: Any, **__: Any) -> list[float]:
-        return [1.0, 1.0, 1.0]
-
-    with mock.patch.object(Autotuner, "_bench", untimed):
-        yield
-
-
 def _launch(executor: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Launch:
     names = inspect.getfullargspec(executor.fn).args
     given = dict(zip(names, args, strict=False)) | keywords

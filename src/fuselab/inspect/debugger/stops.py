@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
+from fuselab.inspect.debugger.offsets import program_name
 from fuselab.inspect.debugger.recorder import Wanted, program
 
 _MISSING = object()
@@ -29,9 +30,9 @@ class _Debugger(pdb.Pdb):
         return bool(super().break_here(frame)) and self._wanted(program())
 
     def user_line(self, frame: FrameType) -> None:
-        x, y, z = program()
-        place = f"{x}" if (y, z) == (0, 0) else f"{x}, {y}, {z}"
-        self.message(f"program {place}, {frame.f_code.co_name}, line {frame.f_lineno}")
+        self.message(
+            f"program {program_name(program())}, {frame.f_code.co_name}, line {frame.f_lineno}"
+        )
         super().user_line(frame)
 
 
@@ -79,10 +80,9 @@ def printing(
     def show(frame: FrameType, name: str, value: Any, where: int) -> None:
         ids = program()
         text = str(value).replace("\n", "\n    ")
-        place = ", ".join(map(str, ids[: 1 + max((i for i in range(3) if ids[i]), default=0)]))
         source = linecache.getline(frame.f_code.co_filename, where).strip()
         printed.append({"program": list(ids), "line": where, "name": name, "value": str(value)})
-        head = f"program {place}, line {where}: {source}"
+        head = f"program {program_name(ids)}, line {where}: {source}"
         say(f"{textwrap.shorten(head, 80, placeholder=' …')}\n    {name} = {text}")
 
     last: dict[int, int] = {}

@@ -99,13 +99,17 @@ def _waited_for(search: Search, spans: Sequence[Span]) -> str:
 
 
 def tensors_built(search: Search) -> Iterator[Finding]:
-    """Find constant tensors built in every forward.
+    """Find constant tensors built in every forward, except in a library's module.
 
     The saving is the time from the end of the previous line's operator to the end of the one
     that builds, because Python converts a list in between. It is too large if lines without
     operators lie between the two.
     """
-    built = [s for s in search.spans if s.name in CREATION and search.in_model(s)]
+    built = [
+        s
+        for s in search.spans
+        if s.name in CREATION and search.in_model(s) and not s.detail.in_library
+    ]
     for line, spans in search.by_line(outermost(span) for span in built):
         if line is None:
             continue
