@@ -14,6 +14,7 @@ from fuselab.inspect.profile import parse_schedule, profile, profile_target
 from fuselab.inspect.step_memory import NO_LINE
 from fuselab.inspect.step_split import claim, union
 from fuselab.report.compare_text import compare_text
+from fuselab.report.profile_text import profile_text
 from fuselab.report.result import read_result
 
 TARGETS = Path(__file__).parent / "targets"
@@ -276,3 +277,13 @@ def test_claim_gives_every_instant_to_the_first_class_that_covers_it():
     assert claim([first, second, third], 0, 20) == [6, 4, 10]
     assert claim([[], [(25, 30)], []], 0, 20) == [0, 0, 0]
     assert union([(5, 6), (0, 2), (2, 3), (5, 5)]) == [(0, 3), (5, 6)]
+
+
+def test_the_screen_says_that_other_work_slows_the_step_down(trained):
+    facts = trained.describe()
+    wall = {"us": 10.0, "low_us": 9.0, "high_us": 11.0, "rounds_us": [10.0] * 10}
+    quiet = {**facts, "wall": {**wall, "machine": {"clock_mhz": 2100, "load": 2.9, "cores": 2}}}
+    busy = {**facts, "wall": {**wall, "machine": {"clock_mhz": 2100, "load": 8.74, "cores": 2}}}
+    assert "the machine is busy" not in profile_text(quiet)
+    assert "the machine is busy (load 8.74 on 2 cores)" in profile_text(busy)
+    assert max(map(len, profile_text(busy).splitlines())) <= 80

@@ -81,6 +81,8 @@ def test_boxes_train_an_own_model_on_an_own_loss(
     shown = capsys.readouterr().out
     assert "a batch of your data" in shown and "1.00" in shown and "casts" not in shown
     assert max(map(len, shown.splitlines())) <= 80
+    columns = "loss model forward loss backward step speed share held out"
+    assert " ".join(columns.split()) in " ".join(shown.split())
     assert "eager" in (tmp_path / "own.svg").read_text()
 
 

@@ -52,6 +52,9 @@ def profile_text(facts: Facts) -> str:
     return "\n".join(lines)
 
 
+_BUSY = 1.5  # the load per core from which other processes slow a step down
+
+
 def _head(facts: Facts) -> Iterator[str]:
     steps = facts["steps"]
     yield cut(
@@ -65,6 +68,13 @@ def _head(facts: Facts) -> Iterator[str]:
             f"{duration(wall['low_us'])} to {duration(wall['high_us'])}, "
             f"{len(wall['rounds_us'])} rounds"
         )
+        machine = wall.get("machine") or {}
+        load, cores = machine.get("load"), machine.get("cores")
+        if load is not None and cores and load > _BUSY * cores:
+            yield (
+                f" the machine is busy (load {load:.3g} on {cores} cores): times are longer, and "
+                "scatter"
+            )
     if facts["within"] is not None:
         yield cut(f" findings and tables: only what runs within the range {facts['within']}")
     memory = facts["memory"]

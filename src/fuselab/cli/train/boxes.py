@@ -114,11 +114,11 @@ def _show(result: BoxesResult, on_gpu: bool) -> None:
         for one in result.variants
     ]
     head = ["loss", "model", *(["casts"] if with_casts else [])]
-    columns = [*head, *RANGES[1:4], "step", "speed", "loss of it", "held out"]
+    columns = [*head, *RANGES[1:4], "step", "speed", "share", "held out"]
     print("\n".join(table(columns, rows, right=range(len(head), len(columns)))))
     print(
         "\nspeed: how many times as fast the step is as that of the first row\n"
-        "loss of it: the share of the step in the loss, without its backward"
+        "share: the loss's share of the step, without its backward"
     )
     print(f"held-out loss before training: {result.before:.3f}")
     for name, reason in result.left_out.items():

@@ -158,7 +158,8 @@ def _show_own(result: OwnLoraResult) -> None:
 STEP_COLUMNS = ("step, us", "interval", "speed", "fwd+bwd", "memory")
 STEP_WORDS = (
     "speed: how many times as fast a step is as that of the first row\n"
-    "fwd+bwd: the share of the step in forward, loss and backward; the rest is the optimizer"
+    "fwd+bwd: the share of the step in forward, loss and backward; the optimizer has\n"
+    "the rest"
 )
 
 
