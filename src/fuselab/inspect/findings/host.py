@@ -105,11 +105,7 @@ def tensors_built(search: Search) -> Iterator[Finding]:
     that builds, because Python converts a list in between. It is too large if lines without
     operators lie between the two.
     """
-    built = [
-        s
-        for s in search.spans
-        if s.name in CREATION and search.in_model(s) and not s.detail.in_library
-    ]
+    built = [s for s in search.spans if s.name in CREATION and search.in_own_code(s)]
     for line, spans in search.by_line(outermost(span) for span in built):
         if line is None:
             continue

@@ -100,6 +100,10 @@ class Search:
             and (detail.module is not None or "forward" in detail.ranges)
         )
 
+    def in_own_code(self, span: Span) -> bool:
+        """Return whether a call of the forward is the user's, and not a library module's."""
+        return self.in_model(span) and span.detail is not None and not span.detail.in_library
+
     def is_small(self, span: Span) -> bool:
         if self.on_gpu:
             return device_us(span) < span.duration_us
