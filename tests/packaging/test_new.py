@@ -366,12 +366,13 @@ def test_inputs_of_another_function_of_the_references_file_are_not_taken(
     (files / "tuned.py").write_text(TUNED)
     (files / "several.py").write_text(
         "import torch\n\n\ndef twice(x, label: str = 'plain'):\n    return 2 * x\n\n\n"
-        "def both(x, y):\n    return x + y\n\n\n"
+        "def single(x):\n    return 2 * x\n\n\ndef both(x, y):\n    return x + y\n\n\n"
         "def get_inputs():\n    return [torch.ones(3), torch.ones(3)]\n"
     )
     assert new("twice", "--from", "tuned.py", "--reference", "several.py:twice") == 0
     assert "does not run in Triton's interpreter" not in capsys.readouterr().out
     assert launched("twice", torch.arange(70.0), "plain").tolist() == [2.0 * i for i in range(70)]
+    assert new("first", "--from", "tuned.py:twice", "--reference", "several.py:single") == 0
     (files / "without.py").write_text(TUNED.replace("def get_inputs", "def other_inputs"))
     assert new("again", "--from", "without.py", "--reference", "several.py:twice") == 2
     said = capsys.readouterr().err

@@ -208,8 +208,9 @@ def _reference(
     held = module if is_same and module is not None else loading.import_file(path)
     name = name or ("reference" if hasattr(held, "reference") else "")
     if not is_same and hasattr(held, "get_inputs"):
-        target = targets.load(f"{path}:{name}" if name else str(path), "cpu")
-        if offered is None or not name or _fit(target.callable, target.args, target.kwargs):
+        named = getattr(held, name, None) if name else None
+        if offered is None or not inspect.isfunction(named) or _fit(named, held, path):
+            target = targets.load(f"{path}:{name}" if name else str(path), "cpu")
             return target.callable, target.args, target.kwargs
     if not name:
         raise ArgumentError(f"--reference {spec}: name the function, {path}:FUNCTION.")
@@ -230,13 +231,13 @@ def _reference(
     return function, _matched(function, name, offered), {}
 
 
-def _fit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether example inputs are arguments of the function; a file has one
-    ``get_inputs()``, and may have several functions."""
-    called = function.forward if isinstance(function, nn.Module) else function
+def _fit(function: Callable[..., Any], held: ModuleType, path: Path) -> bool:
+    """Return whether the inputs that a file offers are arguments of one of its functions; it has
+    one ``get_inputs()``, and may have several functions."""
+    args, kwargs = subjects.inputs_of(held.get_inputs, path)
     try:
-        inspect.signature(called).bind(*args, **kwargs)
-        parameters_of(called, args, kwargs, "")
+        inspect.signature(function).bind(*args, **kwargs)
+        parameters_of(function, args, kwargs, function.__name__)
     except (TypeError, TargetError):
         return False
     return True
