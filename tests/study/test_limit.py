@@ -104,6 +104,16 @@ def test_a_limit_that_is_not_beaten_stands(again: list[tuple[str, str]]) -> None
     assert again == []
 
 
+def test_a_rate_that_an_earlier_part_measured_again_counts(
+    again: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = limit_of(nn.ReLU(), torch.ones(1000, 1000))
+    better = Ceilings("d", "t", "n", "now", {"1000": 1.0, "10000000": 40.0}, {"fp32": 1.0}, 2.0)
+    monkeypatch.setattr(limit, "measured_ceilings", lambda device: better)
+    assert found.us == 800.0
+    assert limit.stands(found, 900.0, torch.device("cpu")).us == 200.0 and again == []
+
+
 def test_rates_that_were_beaten_are_measured_again_each_once(again: list[tuple[str, str]]) -> None:
     """60 us of arithmetic, then 12.6 us of memory traffic, then 6 us of arithmetic again."""
     found = limit_of(nn.Linear(30, 50), torch.randn(20, 30))

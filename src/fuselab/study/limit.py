@@ -54,14 +54,15 @@ def limit_of(
 def stands(limit: Limit, us: float, device: torch.device) -> Limit:
     """Return the limit after a call took ``us`` microseconds.
 
-    Each rate that bounds the limit is measured again, once, while the call is faster than the
-    limit.
+    A rate may have been measured again since, for a kernel that was faster. Each rate that bounds
+    the limit is measured again, once, while the call is faster than the limit.
     """
     figures: dict[str, tuple[Figure, str]] = {
         "arithmetic": ("matmul_tflops", limit.unit),
         "launch": ("launch_us", ""),
     }
     ceilings = measured_ceilings(device)
+    limit = _limit(limit.bytes, limit.flops, limit.unit, ceilings)
     figures["memory traffic"] = ("copy_gbps", ceilings.nearest_copy(limit.bytes))
     while us < limit.us and limit.bound in figures:
         ceilings = measured_again(ceilings, device, *figures.pop(limit.bound))

@@ -89,12 +89,12 @@ def study(
         budget_s=WAYS_BUDGET_S * scale,
         progress=progress,
     )
+    progress("explain: what torch.compile makes of it")
+    compiler = compiler_of(target, backward, progress)
     if limit is not None:
         times = [way.us for way in ways if way.us is not None]
         limit = stands(limit, min(times, default=limit.us), target.device)
         ways = against(ways, limit)
-    progress("explain: what torch.compile makes of it")
-    compiler = compiler_of(target, backward, progress)
     found = found_in(fused.replacements, BENCH_SIZES_BACKWARD if backward else BENCH_SIZES)
     progress("check and bench the operators at the sizes found")
     done = Study(
