@@ -113,6 +113,10 @@ def mean_of_rows(x):
     return x.exp().sum(0) / max(x.shape[0], 1)
 
 
+def regrouped_by_another(x, other):
+    return (x * 2).view(other.shape[0], -1) + 1
+
+
 def held_codebook(x, codebook):
     """A straight-through estimator: to the codebook, no gradient flows."""
     place = (x[:, None] - codebook).square().sum(-1).argmin(-1)
@@ -144,6 +148,7 @@ CASES: dict[Callable[..., Any], list[list[tuple[int, ...]]]] = {
     more_than_one_row: [[(6, 8), (8, 12)], [(1, 8), (8, 12)], [(2, 3), (3, 1)]],
     with_rows: [[(6, 8), (3, 2)], [(6, 8), (0, 4)], [(2, 3), (1, 1)]],
     mean_of_rows: [[(6, 8)], [(0, 8)], [(1, 3)]],
+    regrouped_by_another: [[(12, 8), (6, 4)], [(6, 4), (8, 2)], [(6, 4), (3, 2)]],
     held_codebook: [[(6, 8), (5, 8)], [(1, 1), (1, 1)], [(3, 2), (9, 2)]],
     one_step: [[(20, 30), (20,), (30,)], [(7, 5), (7,), (5,)]],
 }
@@ -187,6 +192,7 @@ def _with_gradients(function: Callable[..., Any], args: Sequence[Tensor]) -> lis
         (branched_by_another, ["other_width > 4"]),
         (more_than_one_row, ["length > 1"]),
         (mean_of_rows, ["length >= 1"]),
+        (regrouped_by_another, ["other_length != 0 and length % other_length == 0"]),
         (squared_and_counted, []),
     ],
 )

@@ -182,9 +182,18 @@ class Package:
     @property
     def multiples(self) -> dict[str, int]:
         """Sizes that have to be multiples of a number, by name."""
+        return self.sizes.multiples(self._loops, self.program.divisions)
+
+    @property
+    def shares(self) -> list[str]:
+        """Conditions under which sizes are multiples of other sizes."""
+        return self.sizes.shares(self._loops)
+
+    @property
+    def _loops(self) -> list[sympy.Expr]:
+        """The sizes of the kernels' loops."""
         plans = (*self.forward, *self.backward)
-        sizes = [axis.size for plan in plans for axis in plan.axis_names]
-        return self.sizes.multiples(sizes, self.program.divisions)
+        return [axis.size for plan in plans for axis in plan.axis_names]
 
     def held(self, plans: Sequence[KernelPlan]) -> tuple[str, ...]:
         """Return the names of what the kernels store for later kernels only."""

@@ -10,7 +10,7 @@ import keyword
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -264,15 +264,18 @@ class Sizes:
         """Return what is divided in ``sizes``, or by ``divisions``, and the number that divides
         it: a size by its name, or a sum of products of sizes as text."""
         found: dict[str, int] = {}
-        for size in (*sizes, *(sympy.floor(one / by) for one, by in divisions)):
-            for part in sympy.preorder_traversal(size):
-                if type(part).__name__ not in ("floor", "FloorDiv"):
-                    continue
-                one, by = part.args if len(part.args) == 2 else part.args[0].as_numer_denom()
-                text = self._sum_of_products(one) if by.is_Integer else None
-                if text is not None:
-                    found[text] = math.lcm(found.get(text, 1), int(by))
+        for one, by in _divided((*sizes, *(sympy.floor(one / by) for one, by in divisions))):
+            text = self._sum_of_products(one) if by.is_Integer else None
+            if text is not None:
+                found[text] = math.lcm(found.get(text, 1), int(by))
         return found
+
+    def shares(self, sizes: Sequence[sympy.Expr]) -> list[str]:
+        """Return the conditions under which sizes that are divided by others, as by those of
+        another tensor in ``view``, are divided exactly."""
+        pairs = dict.fromkeys(pair for pair in _divided(sizes) if not pair[1].is_Integer)
+        texts = [(self.text(one), self.text(by)) for one, by in pairs]
+        return [f"{by} != 0 and {_in_brackets(one)} % {_in_brackets(by)} == 0" for one, by in texts]
 
     def _sum_of_products(self, size: sympy.Expr) -> str | None:
         """Return a size as ``runtime.signature.sum_of_products`` reads it; None where it is no
@@ -303,6 +306,19 @@ class Sizes:
             return namer.name(text)
         words = re.findall(r"[a-z_]+", text)
         return namer.name(f"{words[0]}_part" if words else "group")
+
+
+def _divided(sizes: Sequence[sympy.Expr]) -> Iterator[tuple[sympy.Expr, sympy.Expr]]:
+    """Yield what is divided in ``sizes``, and by what."""
+    for size in sizes:
+        for part in sympy.preorder_traversal(size):
+            if type(part).__name__ in ("floor", "FloorDiv"):
+                one, by = part.args if len(part.args) == 2 else part.args[0].as_numer_denom()
+                yield one, by
+
+
+def _in_brackets(text: str) -> str:
+    return text if text.isidentifier() else f"({text})"
 
 
 _SIGNS = {

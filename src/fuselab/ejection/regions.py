@@ -144,6 +144,11 @@ class Cut:
         return {}
 
     @property
+    def shares(self) -> list[str]:
+        """Conditions under which sizes are multiples of other sizes: none that is known."""
+        return []
+
+    @property
     def least(self) -> dict[str, int]:
         """Sizes that must not be below a number: none that is known."""
         return {}

@@ -293,9 +293,11 @@ def mismatch_lines(package: Package) -> list[str]:
 
 
 def decided_texts(package: Package | Cut) -> list[str]:
-    """Return the conditions on sizes by which the user's code took the way that was captured."""
+    """Return the conditions on sizes by which the user's code took the way that was captured, and
+    by which its sizes divide each other."""
     captured = package.captured
-    return [package.sizes.condition_text(one, captured.name) for one in captured.decisions]
+    texts = [package.sizes.condition_text(one, captured.name) for one in captured.decisions]
+    return [*texts, *package.shares]
 
 
 def example_sizes(package: Package | Cut) -> list[str]:
