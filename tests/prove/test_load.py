@@ -76,6 +76,15 @@ def test_file_without_an_operator(tmp_path: Path) -> None:
         load_op(spec)
 
 
+def test_file_with_a_bare_kernel_or_of_another_language(tmp_path: Path) -> None:
+    kernel = "import triton\n\n@triton.jit\ndef double(pointer):\n    pass\n"
+    spec = write(tmp_path / "bare.py", kernel)
+    with pytest.raises(TargetError, match=r"fuselab new NAME --from .*bare.py:double.*tune"):
+        load_op(spec)
+    with pytest.raises(TargetError, match=r"kernel.cu is no file of Python"):
+        load_op(write(tmp_path / "kernel.cu", "__global__ void f() {}\n"))
+
+
 def test_missing_file() -> None:
     with pytest.raises(TargetError, match=r"nowhere/op.py: no such file"):
         load_op("nowhere/op.py")

@@ -142,7 +142,8 @@ def _import_file(path: Path, module_name: str) -> ModuleType:
     if module_name in sys.modules:
         return sys.modules[module_name]
     specification = importlib.util.spec_from_file_location(module_name, path)
-    assert specification is not None and specification.loader is not None
+    if specification is None or specification.loader is None:
+        raise TargetError(f"{path} is no file of Python; give one whose name ends in .py.")
     module = importlib.util.module_from_spec(specification)
     sys.modules[module_name] = module
     folder = str(path.resolve().parent)
@@ -244,6 +245,12 @@ def _ops_in(module: ModuleType) -> dict[str, FusedOp]:
     return found
 
 
+def _is_kernel(value: object) -> bool:
+    """Return whether a value is a Triton kernel: from Triton alone, which need not be there."""
+    home = type(value).__module__
+    return home.startswith("triton.runtime.") and hasattr(value, "run")
+
+
 def _pick(module: ModuleType, path: Path, name: str) -> FusedOp:
     found = _ops_in(module)
     if name:
@@ -258,9 +265,14 @@ def _pick(module: ModuleType, path: Path, name: str) -> FusedOp:
     if len(chosen) == 1:
         return next(iter(chosen.values()))
     if not chosen:
-        raise TargetError(
-            f"{path}: no FusedOp at module level; make one, for example OP = fuselab.FusedOp(...)."
-        )
+        kernel = next((name for name, one in vars(module).items() if _is_kernel(one)), None)
+        remedy = "make one, for example OP = fuselab.FusedOp(...)."
+        if kernel is not None:
+            remedy = (
+                f"`fuselab new NAME --from {path}:{kernel}` makes one of its kernel, and `fuselab "
+                f"tune {path}:{kernel}` times the kernel as it is."
+            )
+        raise TargetError(f"{path}: no FusedOp at module level; {remedy}")
     raise TargetError(
         f"{path}: several FusedOps ({', '.join(chosen)}); pick one as {path}:{next(iter(chosen))}."
     )
