@@ -7,6 +7,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,14 @@ from fuselab.prove.check import Asked, _in_lanes, check
 from fuselab.prove.result import Group, Verdict, group_facts, group_from_facts
 from fuselab.prove.rows import Ends
 from fuselab.prove.subject import Subject, Trial
-from fuselab.prove.trials import MOST_INTERPRETED_ROWS, Check, Outcome, rows_of, run_check
+from fuselab.prove.trials import (
+    MOST_INTERPRETED_ROWS,
+    Check,
+    Outcome,
+    _is_truncated,
+    rows_of,
+    run_check,
+)
 from fuselab.report.check_text import notes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -685,3 +693,18 @@ def test_the_threads_of_processes(cores: int, halved: int, monkeypatch: pytest.M
     assert rows_module._threads("candidate", gpu, apart=True) == 1
     assert rows_module._threads("candidate", cpu, apart=True) is None
     assert rows_module._threads("reference", gpu, apart=True) == 1
+
+
+def test_the_interpreter_judges_no_output_that_it_truncates_to_bfloat16() -> None:
+    """Its stores of bfloat16 do not round to nearest; an operator may be asked for such an output
+    of float32 inputs."""
+    wide: Any
+    narrow: Any
+    subject: Any = SimpleNamespace(interpreted=True)
+    wide, narrow = (
+        SimpleNamespace(args=(torch.ones(2), dtype)) for dtype in (None, torch.bfloat16)
+    )
+    assert _is_truncated(subject, narrow)
+    assert not _is_truncated(subject, wide)
+    subject.interpreted = False
+    assert not _is_truncated(subject, narrow)

@@ -117,7 +117,9 @@ def run_check(
         if trial is None:
             unsupported += 1
             continue
-        outcome = attempt(subject, check, trial)
+        outcome = Outcome(untried=True)
+        if not _is_truncated(subject, trial):
+            outcome = attempt(subject, check, trial)
         if outcome.untried:
             untried += 1
             continue
@@ -152,6 +154,12 @@ def run_check(
         planned=tried + planned,
         unsupported=unsupported,
     )
+
+
+def _is_truncated(subject: Subject, trial: Trial) -> bool:
+    """Return whether a call asks for an output in bfloat16 where the interpreter computes it, whose
+    stores truncate instead of rounding to nearest."""
+    return subject.interpreted and any(one is torch.bfloat16 for one in trial.args)
 
 
 def is_hurried(subject: Subject) -> bool:
