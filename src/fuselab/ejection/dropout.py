@@ -67,7 +67,7 @@ def seeded(
     module: fx.GraphModule,
     inputs: list[Any],
     numbers: Sequence[int],
-    carriers: Sequence[Carrier] = (),
+    carriers: Sequence[Carrier],
 ) -> tuple[fx.GraphModule, list[Any]]:
     """Return a traced graph whose dropouts, which have ``numbers``, take their masks from a seed,
     its last placeholder, behind those of ``carriers``, and the inputs with these; the same where

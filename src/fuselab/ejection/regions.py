@@ -366,10 +366,9 @@ class _Cutter:
         outputs = tuple(
             node for node in calls if any(user not in held for user in node.users) or not node.users
         )
-        places = self.places(inputs)
         if inputs:
-            inputs += self.carriers(calls, places)
-            places = self.places(inputs)
+            inputs += self.carriers(calls, self.places(inputs))
+        places = self.places(inputs)
         names: dict[Any, str] = dict(self.names)
         if inputs:
             names[torch.device] = f"{self.names[inputs[0]]}.device"

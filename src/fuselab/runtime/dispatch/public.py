@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -99,12 +99,16 @@ def public_function(registration: Registration) -> Callable[..., Any]:
     return public
 
 
+def _needs_gradient(values: Iterable[Any]) -> bool:
+    return any(tensor.requires_grad for tensor in tensors_in(values))
+
+
 def _call(registration: Registration, args: tuple[Any, ...], implementation: str) -> Any:
     """Run the public function's path for a call without a launch plan."""
     op = registration.op
     compiling = torch.compiler.is_compiling()
-    constant = tensors_in([args[place] for place in registration.constant_positions])
-    if not compiling and any(tensor.requires_grad for tensor in constant):
+    constant = registration.constant_positions
+    if constant and not compiling and _needs_gradient(args[place] for place in constant):
         detached = registration.without_gradients(args)
         return registration.public(*detached, implementation=implementation)
     if not compiling and op.gradient is not None:
@@ -154,7 +158,7 @@ def _call(registration: Registration, args: tuple[Any, ...], implementation: str
     )
     if scalar_tensors:
         args = with_scalar_tensors(registration, args)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(args)):
+    if torch.is_grad_enabled() and _needs_gradient(args):
         if op.gradient is None:
             other = f"; {op.short_name[:-1]} has one" if f"{op.name[:-1]}" in REGISTERED else ""
             raise DifferentiationError(
