@@ -14,7 +14,7 @@ from torch import Tensor
 import fuselab
 from fuselab.errors import ContractError
 from fuselab.op import FusedOp, Gradient, Implementation
-from fuselab.runtime import launch_plans
+from fuselab.runtime import autograd_node, launch_plans
 from fuselab.runtime.registered import REGISTERED
 
 
@@ -323,3 +323,35 @@ def test_a_cuda_graph_holds_every_output() -> None:
     expected = reference(*inputs)
     grads = torch.autograd.grad(LOSSES["both"](expected), inputs)
     torch.testing.assert_close(results, (*expected, *grads))
+
+
+@pytest.mark.usefixtures("launcher")
+def test_planned_outputs_share_one_node_in_cpp() -> None:
+    assert autograd_node.start()
+    for _ in range(3):
+        inputs = _inputs(grad=True)
+        hidden, normed, large = _cpp(*inputs)
+    assert type(hidden.grad_fn).__name__ == "CppFunction"
+    assert hidden.grad_fn is normed.grad_fn
+    assert (hidden.output_nr, normed.output_nr) == (0, 1)
+    assert large.grad_fn is None
+    normed.detach().zero_()  # not saved; what is saved is noticed when it changes
+    hidden.detach().zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        normed.sum().backward()
+
+
+@pytest.mark.usefixtures("launcher")
+def test_compiled_autograd_takes_planned_outputs() -> None:
+    assert autograd_node.start()
+    for loss in LOSSES.values():
+        for _ in range(3):
+            inputs = _inputs(grad=True)
+            outputs = _cpp(*inputs)
+        assert type(outputs[0].grad_fn).__name__ == "CppFunction"
+        compiler = torch.compile(backend="aot_eager", fullgraph=True)
+        with torch._dynamo.compiled_autograd._enable(compiler):
+            loss(outputs).backward()
+        wanted = torch.autograd.grad(loss(reference(*inputs)), inputs, materialize_grads=True)
+        found = [torch.zeros_like(one) if one.grad is None else one.grad for one in inputs]
+        torch.testing.assert_close(found, list(wanted))

@@ -51,18 +51,28 @@ class Gil {
   PyGILState_STATE state_;
 };
 
+// What the upstream gradient of an output is like. An output of integers has none.
+struct Output {
+  std::vector<int64_t> sizes;
+  at::TensorOptions options;
+  bool has_gradient;
+};
+
 // The arguments of a backward besides tensors. The references are borrowed.
 struct Formula {
   PyObject* rule;   // name, lookup, id of the backward, implementation, function without a plan
   PyObject* plain;  // a tuple of the saved values, None at `places`, where tensors go
   std::vector<Py_ssize_t> places;
+  std::vector<Output> outputs;
 
-  // Returns the gradients that are needed, and none for the others. Called under the GIL.
-  variable_list operator()(const at::Tensor& grad, const variable_list& saved,
+  // Returns the gradients that are needed, and none for the others. `grads` are those of the
+  // outputs that have one. Called under the GIL.
+  variable_list operator()(const variable_list& grads, const variable_list& saved,
                            const std::vector<bool>& needed) const {
     const Py_ssize_t wanted = static_cast<Py_ssize_t>(needed.size());
     // If all inputs that require a gradient are views made under no_grad, none has an edge.
     if (std::ranges::none_of(needed, std::identity())) return variable_list(wanted);
+    if (std::ranges::none_of(grads, &at::Tensor::defined)) return variable_list(wanted);
     Object needs(PyTuple_New(wanted));
     for (Py_ssize_t place = 0; place < wanted; ++place) {
       PyTuple_SET_ITEM(needs.get(), place, PyBool_FromLong(needed[place]));
@@ -70,7 +80,7 @@ struct Formula {
     const Py_ssize_t count = PyTuple_GET_SIZE(plain);
     Object arguments(PyTuple_New(2 + count));
     PyTuple_SET_ITEM(arguments.get(), 0, Py_NewRef(needs.get()));
-    PyTuple_SET_ITEM(arguments.get(), 1, Object(THPVariable_Wrap(grad)).release());
+    PyTuple_SET_ITEM(arguments.get(), 1, upstream(grads).release());
     for (Py_ssize_t place = 0; place < count; ++place) {
       PyTuple_SET_ITEM(arguments.get(), 2 + place, Py_NewRef(PyTuple_GET_ITEM(plain, place)));
     }
@@ -94,6 +104,22 @@ struct Formula {
   std::string name() const { return PyUnicode_AsUTF8(PyTuple_GET_ITEM(rule, 0)); }
 
  private:
+  // Returns the upstream gradient of the only output, or a tuple of those of several: zeros for
+  // one that nothing used, as autograd.Function passes them.
+  Object upstream(const variable_list& grads) const {
+    if (outputs.size() == 1) return Object(THPVariable_Wrap(grads[0]));
+    Object all(PyTuple_New(static_cast<Py_ssize_t>(outputs.size())));
+    auto grad = grads.begin();
+    for (std::size_t place = 0; place < outputs.size(); ++place) {
+      const Output& output = outputs[place];
+      at::Tensor found = output.has_gradient ? *grad++ : at::Tensor();
+      if (!found.defined()) found = at::zeros(output.sizes, output.options);
+      PyTuple_SET_ITEM(all.get(), static_cast<Py_ssize_t>(place),
+                       Object(THPVariable_Wrap(std::move(found))).release());
+    }
+    return all;
+  }
+
   PyObject* call(PyObject* arguments) const {
     PyObject* implementation = PyTuple_GET_ITEM(rule, 3);
     if (!at::GradMode::is_enabled()) {
@@ -109,7 +135,7 @@ struct Formula {
 class PlannedBackward : public Node {
  public:
   PlannedBackward(PyObject* rule, torch::autograd::edge_list&& edges)
-      : Node(std::move(edges)), formula_{Py_NewRef(rule), nullptr, {}} {}
+      : Node(std::move(edges)), formula_{Py_NewRef(rule), nullptr, {}, {}} {}
 
   ~PlannedBackward() override {
     if (Py_IsInitialized() == 0) return;  // the process is ending
@@ -118,8 +144,14 @@ class PlannedBackward : public Node {
     Py_XDECREF(formula_.plain);
   }
 
+  // Notes an output. Those that have a gradient are the node's inputs, in this order.
+  void note(const at::Tensor& output) {
+    formula_.outputs.push_back(
+        {output.sizes().vec(), output.options(), output.is_floating_point()});
+  }
+
   // Saves the backward's arguments: tensors become saved variables, the others stay in the tuple.
-  void save(PyObject* values, const at::Tensor& output) {
+  void save(PyObject* values, const variable_list& outputs) {
     const Py_ssize_t count = PyTuple_GET_SIZE(values);
     Object plain(PyTuple_New(count));
     for (Py_ssize_t place = 0; place < count; ++place) {
@@ -127,7 +159,9 @@ class PlannedBackward : public Node {
       if (THPVariable_Check(value)) {
         const at::Tensor& tensor = THPVariable_Unpack(value);
         formula_.places.push_back(place);
-        saved_.emplace_back(tensor, tensor.is_same(output));
+        const bool is_output = std::ranges::any_of(
+            outputs, [&](const at::Tensor& output) { return tensor.is_same(output); });
+        saved_.emplace_back(tensor, is_output);
         value = Py_None;
       }
       PyTuple_SET_ITEM(plain.get(), place, Py_NewRef(value));
@@ -136,10 +170,10 @@ class PlannedBackward : public Node {
   }
 
   variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) return variable_list(num_outputs());
+    if (std::ranges::none_of(grads, &at::Tensor::defined)) return variable_list(num_outputs());
     Gil gil;
     TORCH_CHECK(!released_, torch::autograd::ERR_BACKWARD_TWICE);
-    return formula_(grads[0], unpacked(), needed());
+    return formula_(grads, unpacked(), needed());
   }
 
   // Compiled autograd: the saved tensors are inputs of its graph, everything else is its key.
@@ -174,9 +208,8 @@ class PlannedBackward : public Node {
         swap.get_py_compiler(), name(),
         [formula, needed = needed()](const variable_list& grads,
                                      const std::vector<at::IValue>& saved) {
-          if (!grads[0].defined()) return variable_list(needed.size());
           Gil gil;
-          return formula(grads[0], saved[0].toTensorVector(), needed);
+          return formula(grads, saved[0].toTensorVector(), needed);
         },
         {tensors[0].type()}, /*is_custom_function=*/true, /*is_traceable=*/true);
     variable_list result = interface->call_function(swap.get_py_compiler(), "apply_functional",
@@ -226,14 +259,20 @@ auto make_node(PyObject* rule, torch::autograd::edge_list&& edges) {
   }
 }
 
-// attach(output, inputs, saved, rule): returns output with a node by which `rule` passes its
-// gradient to the inputs, if one of them requires one. `inputs` are tensors and None, `saved` is a
-// tuple.
+// attach(outputs, inputs, saved, rule): gives the outputs, a tuple, a node by which `rule` passes
+// their gradients to the inputs, if one of these requires one. `inputs` are tensors and None,
+// `saved` is a tuple.
 PyObject* attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(count == 4 && THPVariable_Check(args[0]) && PyList_Check(args[1]) &&
+  TORCH_CHECK_TYPE(count == 4 && PyTuple_Check(args[0]) && PyList_Check(args[1]) &&
                        PyTuple_Check(args[2]) && PyTuple_Check(args[3]),
-                   "expected (output, inputs, saved, rule)");
+                   "expected (outputs, inputs, saved, rule)");
+  variable_list outputs;
+  for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(args[0]); ++place) {
+    PyObject* output = PyTuple_GET_ITEM(args[0], place);
+    TORCH_CHECK_TYPE(THPVariable_Check(output), "an output is no tensor");
+    outputs.push_back(THPVariable_Unpack(output));
+  }
   torch::autograd::edge_list edges;
   bool requires_grad = false;
   for (Py_ssize_t place = 0; place < PyList_GET_SIZE(args[1]); ++place) {
@@ -248,13 +287,16 @@ PyObject* attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
     edge = torch::autograd::impl::gradient_edge(tensor);
   }
   // Another thread recorded the plan after this call, which needs no gradient, had looked for one.
-  if (!requires_grad) return Py_NewRef(args[0]);
+  if (!requires_grad) Py_RETURN_NONE;
   NodePointer node = make_node<NodePointer>(args[3], std::move(edges));
-  at::Tensor output = THPVariable_Unpack(args[0]);
-  torch::autograd::create_gradient_edge(output, node);
-  // Saved after the edge is set: a saved output must not own its node.
-  static_cast<PlannedBackward&>(*node).save(args[2], output);
-  return Py_NewRef(args[0]);
+  auto& planned = static_cast<PlannedBackward&>(*node);
+  for (at::Tensor& output : outputs) {
+    planned.note(output);
+    if (output.is_floating_point()) torch::autograd::create_gradient_edge(output, node);
+  }
+  // Saved after the edges are set: a saved output must not own its node.
+  planned.save(args[2], outputs);
+  Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 

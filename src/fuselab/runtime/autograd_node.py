@@ -1,11 +1,11 @@
 """A gradient that comes from a launch plan, as a node of autograd's graph in C++.
 
 ``torch.autograd.Function`` costs 30 us of host time in a tiny forward and backward, most of it
-Python around two plans that take 3 us. Once an operator has a plan for a call, its output therefore
-gets a C++ node (``autograd_node.cpp``), from which autograd's engine calls ``launch_plans.lookup``.
-The Function stays for the first call of a kind, torch.compile, torch.func, operators with sequences
-of tensors or several outputs, and wherever the node cannot be built. Compiled autograd takes the
-node into its graph as a call of the raw backward operator.
+Python around two plans that take 3 us. Once an operator has a plan for a call, its outputs
+therefore get a C++ node (``autograd_node.cpp``), from which autograd's engine calls
+``launch_plans.lookup``. The Function stays for the first call of a kind, torch.compile, torch.func,
+operators with sequences of tensors, and wherever the node cannot be built. Compiled autograd takes
+the node into its graph as a call of the raw backward operator.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 from fuselab.runtime import launch_plans
 from fuselab.runtime.extension import NativeExtension
 
-# A function of (output, inputs, saved, rule) that returns the output as a differentiable function
-# of the inputs, which are tensors and None. ``saved`` are the backward's arguments after (needs,
-# grad_output). A rule is (name, launch_plans.lookup, id of the backward, implementation, function);
-# the function takes (implementation, arguments) and computes the gradient if there is no plan, or
-# if the gradient is differentiated again.
-Attach = Callable[[Tensor, list[Tensor | None], tuple[Any, ...], tuple[Any, ...]], Tensor]
+# A function of (outputs, inputs, saved, rule) that makes the outputs, a tuple, differentiable
+# functions of the inputs, which are tensors and None. ``saved`` are the backward's arguments after
+# (needs, grad_output). A rule is (name, launch_plans.lookup, id of the backward, implementation,
+# function); the function takes (implementation, arguments) and computes the gradient if there is no
+# plan, or if the gradient is differentiated again.
+Attach = Callable[[tuple[Tensor, ...], list[Tensor | None], tuple[Any, ...], tuple[Any, ...]], None]
 
 _attach: Attach | None = None
 

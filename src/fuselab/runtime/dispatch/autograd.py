@@ -94,6 +94,13 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
                 result[3 + place] = grad
             return tuple(result)
 
+    def differentiable_backward(
+        name: str, needs: Sequence[bool], grad: Any, saved: Sequence[Any]
+    ) -> Any:
+        """Return the gradients as a step that autograd records."""
+        flat, lengths = flat_of((grad, *saved), REGISTERED[op_name].backward_sequences)
+        return Backward.apply(name, tuple(needs), lengths, *flat)
+
     class Forward(torch.autograd.Function):
         generate_vmap_rule = True
 
@@ -132,7 +139,7 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
             """Return the gradients if the backward has no plan, or is itself differentiated."""
             needs, grad, *saved = arguments
             if torch.is_grad_enabled():
-                return Backward.apply(name, needs, None, grad, *saved)
+                return differentiable_backward(name, needs, grad, saved)
             return raw_backward(name, needs, grad, saved)
 
         @staticmethod
@@ -145,8 +152,7 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
             count = registration.output_count
             grad = upstream[0] if count == 1 else upstream[:count]
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                flat, lengths = flat_of((grad, *saved), registration.backward_sequences)
-                grads = Backward.apply(ctx.implementation, needs, lengths, *flat)
+                grads = differentiable_backward(ctx.implementation, needs, grad, saved)
             else:
                 grads = raw_backward(ctx.implementation, needs, grad, saved)
             result: list[Tensor | None] = [None] * len(ctx.needs_input_grad)

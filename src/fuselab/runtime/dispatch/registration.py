@@ -109,10 +109,9 @@ class Registration:
             isinstance(args[place], Tensor) for place in self.float_positions
         ):
             return None  # a float given as a tensor may need a gradient, which is refused
-        # The node has one output, and takes only tensors that are arguments themselves, not those
-        # in sequences.
+        # The node takes only tensors that are arguments themselves, not those in sequences.
         sequences = self.sequence_positions or self.saved_sequences
-        attach = None if sequences or self.output_count > 1 else autograd_node.attach()
+        attach = None if sequences else autograd_node.attach()
         if attach is None:
             is_planned = launch_plans.planned(self.forward_id, implementation, args)
             if not is_planned:
@@ -132,8 +131,10 @@ class Registration:
             name = self.function.__name__
             step = (launch_plans.lookup, self.backward_id, implementation, self.function.past_plan)
             rule = self.rules[implementation] = (name, *step)
+        outputs = output[: self.output_count] if self.returned_count > 1 else (output,)
         tensors = [args[place] for place in self.tensor_positions]
-        return attach(self.op.without_residuals(output), tensors, saved, rule)
+        attach(outputs, tensors, saved, rule)
+        return self.op.without_residuals(output)
 
     def refuse_frozen(self, values: Sequence[Any]) -> None:
         """Raise DifferentiationError if the gradient of a frozen argument is asked for."""
