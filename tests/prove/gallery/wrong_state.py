@@ -151,10 +151,14 @@ def another_folder(device: str) -> FusedOp:
 
 @caught_by("global state")
 def interrupts_ignored(device: str) -> FusedOp:
-    def ignore() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Where interrupts are ignored already, as in a shell's background job, they are let through.
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    other = signal.default_int_handler if ignored else signal.SIG_IGN
 
-    return changing("interrupts_ignored", device, ignore)
+    def handle_otherwise() -> None:
+        signal.signal(signal.SIGINT, other)
+
+    return changing("interrupts_ignored", device, handle_otherwise)
 
 
 @caught_by("global state")
