@@ -14,8 +14,9 @@ from triton.runtime.jit import MockTensor
 
 from fuselab.inspect.assembly.architectures import architecture
 from fuselab.inspect.assembly.triton_compile import compiled_launch
+from fuselab.runtime import gpu_limits
 from fuselab.runtime.sweep import Sweep
-from fuselab.runtime.triton_blocks import TILE, tile
+from fuselab.runtime.triton_blocks import MOST_PARTIALS, TILE, Reducing, block_of_rows, tile
 from fuselab.runtime.triton_loops import tile as tile_of
 from fuselab.runtime.triton_sweep import divisor
 
@@ -105,3 +106,27 @@ def test_the_compiler_sees_divisions_by_multiples_of_16(size: int) -> None:
     products = made.texts["ttir"].count("tt.mulhiui")
     divisions = made.texts["ttir"].count("arith.remsi %column")
     assert (products, divisions) == ((0, 1) if size == 48 else (1, 0))
+
+
+@pytest.mark.parametrize("width", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reads", [1, 2])
+def test_neighbouring_rows_are_shared_by_few_programs_of_many_warps(
+    reads: int, width: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_limits, "multiprocessors", lambda device: 132)
+    generator = random.Random(20261128)
+    reducing = Reducing(sweeps=1, reductions=3, stores_columns=True)
+    for _ in range(200):
+        rows, columns = generator.choice([3, 64, 300, 2048]), generator.randrange(1, 300_000)
+        x = torch.empty(columns, rows, dtype=width, device="meta")
+        reading, written = [(x, "n c")] * reads, [(torch.empty_like(x), "n c")]
+        over = Sweep({"c": rows}, {"n": columns}, reading, written)
+        block = block_of_rows(over, x.element_size(), 0, reducing, torch.device("cuda"))
+        if block.parts < 2:
+            continue
+        blocks = -(-rows // block.rows)
+        assert block.parts * block.rows <= MOST_PARTIALS
+        assert block.parts & (block.parts - 1) == 0
+        assert block.columns * (block.parts - 1) <= 2 * columns
+        if rows >= 64 and columns > 100_000:
+            assert blocks * block.parts * block.warps >= 132 * 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from fuselab.ejection.deviations import in_one_sweep
 from fuselab.ejection.fold import COLUMNS
 from fuselab.ejection.loops import (
     Apply,
@@ -18,6 +19,7 @@ from fuselab.ejection.plan import KERNEL_FUNCTIONS, KernelPlan
 from fuselab.ejection.triton_functions import (
     Function,
     Rows,
+    partial_results,
     stores_in_a_sweep_of_its_own,
     sweeps_to_reduce,
 )
@@ -53,6 +55,7 @@ def imports(body: str, own: Sequence[str] = ()) -> list[str]:
 
 def reducing_text(plan: KernelPlan) -> str:
     """Return the text of a kernel's ``triton_sweep.Reducing``."""
+    plan = in_one_sweep(plan)
     stores = ", stores_columns=True" if stores_in_a_sweep_of_its_own(plan) else ""
     integers = [one for one in plan.reductions if one.kind == "int"]
     whole = ", has_integers=True" if integers else ""
@@ -60,13 +63,14 @@ def reducing_text(plan: KernelPlan) -> str:
         whole = ", is_shared=False"
     summed = [one for one in plan.stored if one.node in plan.sums]
     sums = f", sums={len(summed)}" if summed else ""
-    sweeps, reductions = sweeps_to_reduce(plan), len(plan.reductions)
+    sweeps, reductions = sweeps_to_reduce(plan), partial_results(plan)
     return f"Reducing(sweeps={sweeps}, reductions={reductions}{stores}{whole}{sums})"
 
 
 def _functions(plan: KernelPlan) -> list[Function]:
     """Return the functions of a kernel: with sums over its rows there is one that adds up what
     programs leave."""
+    plan = in_one_sweep(plan)
     if plan.sums:
         summing = SummingRows(plan) if plan.reductions else SummingColumns(plan)
         return [summing, SumsOfShares(plan)]

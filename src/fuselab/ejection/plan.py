@@ -52,6 +52,7 @@ _TAKEN = {
     *("tl", "triton", "libdevice", "math", "philox", "numel", "offset", "load", "tile"),
     *("larger", "smaller", "product", "position_of", "range", "float"),
     *("sums", "shares", "turn", "first_turn", "end_turn", "turn_partials"),
+    *("in_share", "in_shares", "in_first"),
 }
 
 
@@ -60,12 +61,15 @@ KERNEL_FUNCTIONS = (
     "add_rows",
     "block_of_columns",
     "block_of_rows",
+    "columns_between",
+    "joined_squares",
     "larger",
     "load",
     "load_inside",
     "load_pairs",
     "load_partials",
     "load_rows",
+    "mean_of_block",
     "numel",
     "of_pairs",
     "of_rows",
@@ -75,6 +79,7 @@ KERNEL_FUNCTIONS = (
     "share_of_columns",
     "share_of_rows",
     "smaller",
+    "squares_about_mean",
     "store_pairs",
     "store_partial",
     "store_share",
@@ -110,7 +115,8 @@ class KernelPlan:
 
     ``numbers`` are the sizes that the kernel takes as arguments of their own; the number of its
     columns it has in any case. ``sums`` are the results that are sums over the rows; what is in
-    ``stores`` for them are the terms.
+    ``stores`` for them are the terms. ``deviations`` are the sums of squared deviations that the
+    sweep computes that sums up the terms themselves, each with the sum of these.
     """
 
     name: str
@@ -121,6 +127,7 @@ class KernelPlan:
     value_names: Mapping[Expression, str]
     stores: Mapping[Node, Expression]
     sums: frozenset[Node] = frozenset()
+    deviations: Mapping[Reduced, Reduced] = field(default_factory=dict)
     _depths: dict[Expression, int] = field(default_factory=dict)
     _axes: dict[Expression, frozenset[Axis]] = field(default_factory=dict)
 
@@ -156,7 +163,9 @@ class KernelPlan:
         """Return how many reductions come one after the other before the value is known."""
         if expression not in self._depths:
             below = max(map(self.depth, children(expression)), default=0)
-            self._depths[expression] = below + isinstance(expression, Reduced)
+            # The sum of squared deviations is known as soon as the mean is.
+            is_later = isinstance(expression, Reduced) and expression not in self.deviations
+            self._depths[expression] = below + is_later
         return self._depths[expression]
 
     def axes_of(self, expression: Expression) -> frozenset[Axis]:
@@ -180,7 +189,7 @@ class KernelPlan:
 
 # What emitted code puts behind the name of an operand or of a value.
 SUFFIXES = (
-    *("_row", "_offset", "_terms", "_pointer", "_so_far"),
+    *("_row", "_offset", "_terms", "_pointer", "_so_far", "_about"),
     *("_strides", "_row_strides", "_column_strides"),
 )
 

@@ -39,6 +39,12 @@ def sweeps_to_reduce(plan: KernelPlan) -> int:
     return max(map(plan.depth, plan.reductions), default=0)
 
 
+def partial_results(plan: KernelPlan) -> int:
+    """Return how many values a program leaves for each row that it shares: the reductions, and for
+    squared deviations the number of its columns."""
+    return len(plan.reductions) + bool(plan.deviations)
+
+
 def cast_of(one: Load) -> str:
     """Return the text behind a load that makes the elements what the kernel computes with."""
     return {"float": ".to(COMPUTE)", "bool": " != 0"}.get(one.tensor.kind, "")
@@ -456,6 +462,10 @@ class Rows(Function):
         )
         if any(name == "columns" for name in self.plan.value_names.values()):
             self.write("columns = numel(column_sizes)")
+        if self.plan.deviations:
+            loops = "column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS"
+            self.write(f"in_share = columns_between(first, end, {loops})")
+            self.write(f"in_first = columns_between(first, first + 1, {loops})")
 
     def row_pointers(self) -> None:
         for one in filter(self.has_row_pointer, (*self.plan.loads, *self.written)):
@@ -471,6 +481,7 @@ class Rows(Function):
         on_columns = self.stored(True)
         if on_columns and not self.stores_in_last_reduction:
             self.space()
+            self.define(self.constant_in(self.values_of(on_columns)))
             self.open_sweep(self.values_of(on_columns))
             self.store_all(on_columns)
             self.indent -= 1
@@ -486,55 +497,115 @@ class Rows(Function):
     def reducing_sweep(self, depth: int, place: int) -> None:
         """Write a sweep that reduces; ``place`` is the number of its first reduction."""
         reduced = self.reduced_at(depth)
+        deviations = [one for one in reduced if one in self.plan.deviations]
         names = [self.plan.value_names[one] for one in reduced]
         self.space()
-        self.define(self.constant_in(reduced))
+        self.define(self.constant_in(list(map(self.terms_of, reduced))))
         self.write(f"if SWEEP == 0 or SWEEP == {depth}:")
         self.indent += 1
         for one, name in zip(reduced, names, strict=True):
             dtype = "tl.int64" if one.kind == "int" else "COMPUTE"
             neutral = triton_neutral(one.function, one.kind)
             self.write(f"{name} = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), {neutral}, {dtype})")
+        for one in deviations:
+            self.write(f"{self.about(one)} = tl.full((BLOCK_ROWS, 1), 0.0, COMPUTE)")
         stores_here = depth == self.depth and self.stores_in_last_reduction
         stored = self.values_of(self.stored(True)) if stores_here else []
-        self.open_sweep([*(one.operand for one in reduced), *stored])
+        self.open_sweep([*map(self.terms_of, reduced), *stored])
         outer = dict(self.known)
-        self.define([one.operand for one in reduced])
+        self.define(list(map(self.terms_of, reduced)))
         for one, name in zip(reduced, names, strict=True):
-            step, _ = TRITON_REDUCTIONS[one.function]
-            operand = self.term(one)
-            added = f"{name} += {operand}" if one.function == "sum" else ""
-            self.write(added or f"{name} = {step.format(name, operand)}")
+            if one not in deviations:
+                step, _ = TRITON_REDUCTIONS[one.function]
+                operand = self.term(one)
+                added = f"{name} += {operand}" if one.function == "sum" else ""
+                self.write(added or f"{name} = {step.format(name, operand)}")
+        self.add_squares(deviations)
         if stores_here:
             self.store_all(self.stored(True))
         self.known = outer
-        self.indent -= 2
+        self.indent -= 1
+        for one in deviations:
+            name, total = (self.plan.value_names[each] for each in (one, self.plan.deviations[one]))
+            self.write(
+                f"{name} = squares_about_mean({name}, {total}, {self.about(one)}, in_share, PARTS)"
+            )
+        self.indent -= 1
         self.write("else:")
-        shared = "BLOCK_ROWS, PARTS"
-        has_integers = any(one.kind == "int" for one in self.plan.reductions)
-        for number, (one, name) in enumerate(zip(reduced, names, strict=True), place):
-            kind = "tl.int64" if one.kind == "int" else "COMPUTE"
-            cast = f".to({kind})" if has_integers else ""
-            self.write(f"    {name} = load_partials({self.partials}, {number}, {shared}){cast}")
+        self.indent += 1
+        self.load_partials(reduced, place)
+        self.indent -= 1
         for one, name in zip(reduced, names, strict=True):
             _, total = TRITON_REDUCTIONS[one.function]
-            self.write(f"{name} = of_rows({total.format(name)})")
+            if one not in deviations:
+                self.write(f"{name} = of_rows({total.format(name)})")
             self.known[one] = name
         self.write(f"if SWEEP == {depth}:")
+        self.indent += 1
         for number, name in enumerate(names, place):
-            self.write(f"    store_partial({self.partials}, {number}, {name}, {shared})")
+            self.store_partial(number, name)
+        if deviations:
+            self.store_partial(len(self.plan.reductions), "in_share")
+        self.indent -= 1
         self.end_launch()
+
+    def load_partials(self, reduced: Sequence[Reduced], place: int) -> None:
+        """Write the loads of what the programs of a row have left of a sweep's reductions; of the
+        squared deviations, they are added up."""
+        has_integers = any(one.kind == "int" for one in self.plan.reductions)
+
+        def load(name: str, number: int, kind: str = "float") -> None:
+            cast = f".to({'tl.int64' if kind == 'int' else 'COMPUTE'})" if has_integers else ""
+            partials = f"{self.partials}, {number}, BLOCK_ROWS, PARTS"
+            self.write(f"{name} = load_partials({partials}){cast}")
+
+        for number, one in enumerate(reduced, place):
+            load(self.plan.value_names[one], number, one.kind)
+        if not any(one in self.plan.deviations for one in reduced):
+            return
+        load("in_shares", len(self.plan.reductions))
+        for one in reduced:
+            if one in self.plan.deviations:
+                name = self.plan.value_names[one]
+                total = self.plan.value_names[self.plan.deviations[one]]
+                self.write(f"{name} = joined_squares({name}, {total}, in_shares)")
+
+    def store_partial(self, number: int, name: str) -> None:
+        self.write(f"store_partial({self.partials}, {number}, {name}, BLOCK_ROWS, PARTS)")
+
+    def terms_of(self, one: Reduced) -> Expression:
+        """Return what a sweep computes for a reduction: for squared deviations, what deviates."""
+        return self.plan.deviations.get(one, one).operand
+
+    def about(self, squares: Reduced) -> str:
+        """Return the name of what a sweep takes for the mean: that of the first block."""
+        return f"{self.plan.value_names[squares]}_about"
+
+    def add_squares(self, deviations: Sequence[Reduced]) -> None:
+        """Write what a block adds to the squared deviations, after the sums of their terms have
+        it."""
+        if not deviations:
+            return
+        self.write("if block == first:")
+        for one in deviations:
+            total = self.plan.value_names[self.plan.deviations[one]]
+            self.write(f"    {self.about(one)} = mean_of_block({total}, in_first)")
+        for one in deviations:
+            name = self.plan.value_names[one]
+            value = self.value(self.plan.deviations[one].operand)
+            self.write(f"{name}_terms = {value} - {self.about(one)}")
+            self.write(f"{name} += tl.where(exists, {name}_terms * {name}_terms, 0.0)")
 
     def end_launch(self) -> None:
         """Write what ends the program in the launch of a sweep."""
         self.write("    return")
 
-    def constant_in(self, reduced: Sequence[Reduced]) -> list[Expression]:
-        """Return the named values that a sweep uses and that its columns do not change."""
+    def constant_in(self, values: Sequence[Expression]) -> list[Expression]:
+        """Return the named values that a sweep for ``values`` uses and that its columns do not
+        change."""
         return [
             found
-            for one in reduced
-            for found in walk([one.operand])
+            for found in walk(values)
             if not self.plan.axes_of(found) & self.column_axes
             and isinstance(found, (Apply, Load))
             and found in self.plan.value_names

@@ -10,7 +10,7 @@ import re
 
 from fuselab.ejection.loops import Expression, Load, children
 from fuselab.ejection.plan import KernelPlan, Operand
-from fuselab.ejection.triton_functions import Function, Rows
+from fuselab.ejection.triton_functions import Function, Rows, partial_results
 from fuselab.ejection.triton_text import listed
 
 
@@ -89,7 +89,7 @@ class SummingRows(_Summing):
         self.share_of_columns()
         self.start_sums()
         self.open_rows()
-        count = len(self.plan.reductions)
+        count = partial_results(self.plan)
         self.write("if PARTS > 1:")
         self.write(
             f"    turn_partials = partials_of_turn("

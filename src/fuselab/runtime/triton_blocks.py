@@ -27,6 +27,8 @@ LEAST_NESTED = 256  # columns of a loop between whose turns something is loaded
 LONG_LOOP = 2048  # columns from which the innermost loop is swept over alone
 MOST_PARTIALS = 8192  # partial results that a program adds up: those of its rows
 PROGRAMS_PER_MULTIPROCESSOR = 16  # to which rows are shared out
+NEIGHBOURS_PER_MULTIPROCESSOR = 2  # to which rows are that are neighbours in memory
+WARPS_PER_MULTIPROCESSOR = 12  # below which blocks of shared rows are enlarged
 LEAST_PROGRAMS_PER_MULTIPROCESSOR = 4  # with which rows are not shared out to be read again
 SUMMING_PROGRAMS_PER_MULTIPROCESSOR = 4  # to which rows are shared out that are also summed
 _WARP_ELEMENTS = 1024  # of a block that a warp works on, of one operand
@@ -120,6 +122,7 @@ def block_of_rows(
     elements = int(TILE * 2.0**doublings)
     looped = int(LOOPED_BLOCK * 2.0**doublings)
     reads, writes = _full(swept)
+    is_light = reducing.stores_columns and not reducing.sums and reads < 2
     if columns <= MOST_CHOSEN and not reducing.sums and _are_chosen(swept):
         down = min(rows, int(WINDOW_ROWS * 2.0**doublings))
         return Block(down, 1, _warps(down, 128), is_window=True)
@@ -130,8 +133,7 @@ def block_of_rows(
         elif not reducing.sums and line // 2 * whole <= ONE_BLOCK:  # half cache lines, but once
             down, across = line // 2, whole
         else:
-            is_light = reducing.stores_columns and not reducing.sums and reads < 2
-            down, across = line, (looped if is_light else looped // 2) // line
+            down, across = line, (2 * looped if is_light else looped // 2) // line
     elif _has_steps_between(swept) and whole > looped:
         down, across = 1, _wide(swept.columns.sizes[-1], looped)
     elif whole <= ONE_BLOCK:
@@ -142,7 +144,14 @@ def block_of_rows(
         down, across = 1, looped
     of_a_warp = _of_a_warp(swept, down, across, reducing, (reads, writes))
     block = Block(down, across, _warps(down * across, of_a_warp))
-    parts = _parts(swept, block, device, reducing) if reducing.is_shared else 1
+    # Each program of neighbouring rows reads the partial results of all, so that many small shares
+    # cost more than they bring.
+    shared_by = PROGRAMS_PER_MULTIPROCESSOR
+    if swept.rows_are_contiguous and is_light:
+        shared_by = NEIGHBOURS_PER_MULTIPROCESSOR
+    parts = _parts(swept, block, device, reducing, shared_by) if reducing.is_shared else 1
+    if swept.rows_are_contiguous and parts > 1 and not reducing.sums:
+        block = _enlarged(swept, block, parts, device)
     if reducing.sums:
         blocks = ceil_div(swept.rows.numel, block.rows)
         block = replace(block, turns=_turns(blocks, 1, block.rows, across < columns, device))
@@ -231,14 +240,32 @@ def blocks_of_rows(swept: Sweep, block: Block, nested: bool) -> int:
     return swept.rows.numel // inner * ceil_div(inner, block.rows)
 
 
-def _parts(swept: Sweep, block: Block, device: torch.device, reducing: Reducing) -> int:
-    """Return how many programs share a row, a power of two."""
+def _enlarged(swept: Sweep, block: Block, parts: int, device: torch.device) -> Block:
+    """Return a block of neighbouring rows with more columns and warps where ``parts`` programs for
+    each block of rows would leave multiprocessors without enough loads under way."""
+    programs = parts * ceil_div(swept.rows.numel, block.rows)
+    wanted = WARPS_PER_MULTIPROCESSOR * gpu_limits.multiprocessors(device)
+    most = swept.columns.numel // parts // 2  # with which a block does not exceed a share
+    while block.warps < 16 and programs * block.warps < wanted and block.columns <= most:
+        block = replace(block, columns=2 * block.columns, warps=2 * block.warps)
+    return block
+
+
+def _parts(
+    swept: Sweep,
+    block: Block,
+    device: torch.device,
+    reducing: Reducing,
+    shared_by: int = PROGRAMS_PER_MULTIPROCESSOR,
+) -> int:
+    """Return how many programs share a row, a power of two: so many that each multiprocessor has
+    about ``shared_by``."""
     programs = ceil_div(ceil_div(swept.rows.numel, block.rows), block.turns)
     processors = gpu_limits.multiprocessors(device)
-    wanted = PROGRAMS_PER_MULTIPROCESSOR * processors
+    wanted = shared_by * processors
     # Rows that are swept over twice come from the cache the second time, if one program does it.
     enough = LEAST_PROGRAMS_PER_MULTIPROCESSOR * processors if reducing.stores_columns else wanted
-    if programs == 0 or 2 * programs > wanted or programs >= enough:
+    if programs == 0 or 2 * programs > wanted or programs >= min(enough, wanted):
         return 1
     # A share of less than two blocks is not worth another launch.
     most = swept.columns.numel * block.rows // (2 * LOOPED_BLOCK)

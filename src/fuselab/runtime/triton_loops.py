@@ -402,6 +402,67 @@ def flat(position, sizes):
 
 
 @triton.jit
+def columns_between(
+    first, end, sizes, BLOCK_COLUMNS: tl.constexpr, NESTED: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """Return how many columns the blocks from ``first`` to before ``end`` have; see
+    ``share_of_columns``."""
+    columns = numel(sizes)
+    if PARTS != 0:
+        first, end = tl.cast(first, tl.int64), tl.cast(end, tl.int64)
+        if NESTED:  # the last block of each turn of the innermost loop may not be full
+            inner = sizes[len(sizes) - 1]
+            across = tl.cdiv(inner, BLOCK_COLUMNS)
+            of_end = end // across * inner + tl.minimum(end % across * BLOCK_COLUMNS, inner)
+            of_first = first // across * inner + tl.minimum(first % across * BLOCK_COLUMNS, inner)
+            columns = of_end - of_first
+        else:
+            of_end = tl.minimum(end * BLOCK_COLUMNS, columns)
+            columns = of_end - tl.minimum(first * BLOCK_COLUMNS, columns)
+    return columns
+
+
+@triton.jit
+def mean_of_block(totals, count):
+    """Return each row's mean of the ``count`` terms that ``totals`` has the sums of."""
+    return of_rows(tl.sum(totals, 1)) / at_least_one(count, totals.dtype)
+
+
+@triton.jit
+def at_least_one(count, dtype: tl.constexpr):
+    """Return a number of terms to divide by; of none there is nothing to divide."""
+    count = tl.cast(count, dtype)
+    return tl.where(count > 0.0, count, 1.0)
+
+
+@triton.jit
+def squares_about_mean(squares, totals, about, count, PARTS: tl.constexpr):
+    """Return each row's sum of squared deviations from its mean, from the sums of ``count`` terms
+    and of the squares of their distances from ``about``. With ``PARTS = 0`` that is the mean.
+
+    What is subtracted is small beside the squares unless the first block, whose mean ``about`` is,
+    has few of the terms: at worst it is larger by the number of blocks.
+    """
+    squares = of_rows(tl.sum(squares, 1))
+    if PARTS != 0:
+        number = at_least_one(count, squares.dtype)
+        further = of_rows(tl.sum(totals, 1)) - number * about
+        squares = larger(squares - further * further / number, 0.0)
+    return squares
+
+
+@triton.jit
+def joined_squares(squares, totals, counts):
+    """Return each row's sum of squared deviations from its mean, from those of shares of its terms
+    from their own means, the sums of the terms, and the numbers of these (Chan, Golub and LeVeque,
+    The American Statistician 37, 1983)."""
+    count = of_rows(tl.sum(counts, 1))
+    mean = of_rows(tl.sum(totals, 1)) / at_least_one(count, squares.dtype)
+    between = totals / at_least_one(counts, squares.dtype) - mean
+    return of_rows(tl.sum(squares + counts * between * between, 1))
+
+
+@triton.jit
 def larger(a, b):
     """Return the larger of two values, NaN if one is NaN, as PyTorch does."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

@@ -73,6 +73,7 @@ def add_rms_norm(
         store_partial(partials_pointer, 0, mean, BLOCK_ROWS, PARTS)
         return
 
+    scale = math.rsqrt(mean / columns + 1e-06, ROUNDED)
     for block in range(first, end):
         column, is_column = block_of_columns(
             block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
@@ -83,7 +84,6 @@ def add_rms_norm(
             residual_row + offset(column, residual_column_strides), is_row, is_column
         ).to(COMPUTE)
         hidden = x + residual
-        scale = math.rsqrt(mean / columns + 1e-06, ROUNDED)
         weight = load(
             weight_pointer + offset(column, weight_column_strides), is_row, is_column
         ).to(COMPUTE)
@@ -174,6 +174,7 @@ def add_rms_norm_backward(
             store_partial(turn_partials, 0, mean, BLOCK_ROWS, PARTS)
             store_partial(turn_partials, 1, sum_2, BLOCK_ROWS, PARTS)
         else:
+            scale = math.rsqrt(mean / columns + 1e-06, ROUNDED)
             for block in range(first, end):
                 column, is_column = block_of_columns(
                     block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
@@ -189,7 +190,6 @@ def add_rms_norm_backward(
                     weight_pointer + offset(column, weight_column_strides), is_row, is_column
                 ).to(COMPUTE)
                 mul_25 = grad_normed * weight
-                scale = math.rsqrt(mean / columns + 1e-06, ROUNDED)
                 x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
                 residual = load(
                     residual_row + offset(column, residual_column_strides), is_row, is_column

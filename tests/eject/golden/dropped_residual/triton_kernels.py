@@ -9,14 +9,18 @@ from fuselab.runtime.triton_loops import (
     add_rows,
     block_of_columns,
     block_of_rows,
+    columns_between,
+    joined_squares,
     load,
     load_partials,
+    mean_of_block,
     numel,
     of_rows,
     offset,
     partials_of_turn,
     share_of_columns,
     share_of_rows,
+    squares_about_mean,
     store_partial,
     store_share,
     sum_of_shares,
@@ -43,12 +47,14 @@ def dropped_residual(
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute output. A program owns BLOCK_ROWS rows (batch, length) and sweeps 3 times over
+    """Compute output. A program owns BLOCK_ROWS rows (batch, length) and sweeps twice over
     their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is
     a launch of its own, and SWEEP is its number."""
     row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
+    in_share = columns_between(first, end, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
+    in_first = columns_between(first, first + 1, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     x_row = x_pointer + offset(row, x_row_strides)
     residual_row = residual_pointer + offset(row, residual_row_strides)
     output_row = output_pointer + offset(row, output_row_strides)
@@ -56,6 +62,8 @@ def dropped_residual(
     seed = tl.load(seed_pointer)
     if SWEEP == 0 or SWEEP == 1:
         layer_norm_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        layer_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        layer_norm_squares_about = tl.full((BLOCK_ROWS, 1), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
@@ -71,36 +79,25 @@ def dropped_residual(
             dropout = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
             hidden = x * dropout * 1.1111111111111112 + residual
             layer_norm_total += tl.where(exists, hidden, 0.0)
+            if block == first:
+                layer_norm_squares_about = mean_of_block(layer_norm_total, in_first)
+            layer_norm_squares_terms = hidden - layer_norm_squares_about
+            layer_norm_squares += tl.where(
+                exists, layer_norm_squares_terms * layer_norm_squares_terms, 0.0
+            )
+        layer_norm_squares = squares_about_mean(
+            layer_norm_squares, layer_norm_total, layer_norm_squares_about, in_share, PARTS
+        )
     else:
         layer_norm_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
+        layer_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
+        in_shares = load_partials(partials_pointer, 2, BLOCK_ROWS, PARTS)
+        layer_norm_squares = joined_squares(layer_norm_squares, layer_norm_total, in_shares)
     layer_norm_total = of_rows(tl.sum(layer_norm_total, 1))
     if SWEEP == 1:
         store_partial(partials_pointer, 0, layer_norm_total, BLOCK_ROWS, PARTS)
-        return
-
-    if SWEEP == 0 or SWEEP == 2:
-        layer_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-        for block in range(first, end):
-            column, is_column = block_of_columns(
-                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
-            )
-            exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
-            batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
-                column, batch_length_width_position_column_strides
-            )
-            residual = load(
-                residual_row + offset(column, residual_column_strides), is_row, is_column
-            ).to(COMPUTE)
-            dropout_2 = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
-            hidden = x * dropout_2 * 1.1111111111111112 + residual
-            layer_norm = hidden - layer_norm_total / columns
-            layer_norm_squares += tl.where(exists, layer_norm * layer_norm, 0.0)
-    else:
-        layer_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
-    layer_norm_squares = of_rows(tl.sum(layer_norm_squares, 1))
-    if SWEEP == 2:
         store_partial(partials_pointer, 1, layer_norm_squares, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 2, in_share, BLOCK_ROWS, PARTS)
         return
 
     for block in range(first, end):
@@ -115,8 +112,8 @@ def dropped_residual(
         residual = load(
             residual_row + offset(column, residual_column_strides), is_row, is_column
         ).to(COMPUTE)
-        dropout_3 = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
-        hidden = x * dropout_3 * 1.1111111111111112 + residual
+        dropout_2 = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
+        hidden = x * dropout_2 * 1.1111111111111112 + residual
         layer_norm = hidden - layer_norm_total / columns
         weight = load(
             weight_pointer + offset(column, weight_column_strides), is_row, is_column
@@ -162,6 +159,8 @@ def dropped_residual_backward(
     a launch of its own, and SWEEP is its number."""
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
+    in_share = columns_between(first, end, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
+    in_first = columns_between(first, first + 1, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     grad_weight_sum = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     grad_bias_sum = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     first_turn, end_turn = share_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS)
@@ -169,7 +168,7 @@ def dropped_residual_backward(
         row, is_row = turn_of_rows(turn, row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
         if PARTS > 1:
             turn_partials = partials_of_turn(
-                partials_pointer, turn - first_turn, 4, BLOCK_ROWS, PARTS
+                partials_pointer, turn - first_turn, 5, BLOCK_ROWS, PARTS
             )
         x_row = x_pointer + offset(row, x_row_strides)
         residual_row = residual_pointer + offset(row, residual_row_strides)
@@ -180,7 +179,9 @@ def dropped_residual_backward(
         seed = tl.load(seed_pointer)
         if SWEEP == 0 or SWEEP == 1:
             layer_norm_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+            layer_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
             sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+            layer_norm_squares_about = tl.full((BLOCK_ROWS, 1), 0.0, COMPUTE)
             for block in range(first, end):
                 column, is_column = block_of_columns(
                     block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
@@ -204,22 +205,46 @@ def dropped_residual_backward(
                 mul_30 = grad_output * weight
                 layer_norm_total += tl.where(exists, hidden, 0.0)
                 sum_1 += tl.where(exists, mul_30, 0.0)
+                if block == first:
+                    layer_norm_squares_about = mean_of_block(layer_norm_total, in_first)
+                layer_norm_squares_terms = hidden - layer_norm_squares_about
+                layer_norm_squares += tl.where(
+                    exists, layer_norm_squares_terms * layer_norm_squares_terms, 0.0
+                )
+            layer_norm_squares = squares_about_mean(
+                layer_norm_squares, layer_norm_total, layer_norm_squares_about, in_share, PARTS
+            )
         else:
             layer_norm_total = load_partials(turn_partials, 0, BLOCK_ROWS, PARTS)
-            sum_1 = load_partials(turn_partials, 1, BLOCK_ROWS, PARTS)
+            layer_norm_squares = load_partials(turn_partials, 1, BLOCK_ROWS, PARTS)
+            sum_1 = load_partials(turn_partials, 2, BLOCK_ROWS, PARTS)
+            in_shares = load_partials(turn_partials, 4, BLOCK_ROWS, PARTS)
+            layer_norm_squares = joined_squares(layer_norm_squares, layer_norm_total, in_shares)
         layer_norm_total = of_rows(tl.sum(layer_norm_total, 1))
         sum_1 = of_rows(tl.sum(sum_1, 1))
         if SWEEP == 1:
             store_partial(turn_partials, 0, layer_norm_total, BLOCK_ROWS, PARTS)
-            store_partial(turn_partials, 1, sum_1, BLOCK_ROWS, PARTS)
+            store_partial(turn_partials, 1, layer_norm_squares, BLOCK_ROWS, PARTS)
+            store_partial(turn_partials, 2, sum_1, BLOCK_ROWS, PARTS)
+            store_partial(turn_partials, 4, in_share, BLOCK_ROWS, PARTS)
         else:
+            layer_norm = math.rsqrt(layer_norm_squares / columns + 1e-05, ROUNDED)
             if SWEEP == 0 or SWEEP == 2:
-                layer_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+                sum_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
                 for block in range(first, end):
                     column, is_column = block_of_columns(
                         block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                     )
                     exists = is_row & is_column
+                    grad_output = load(
+                        grad_output_row + offset(column, grad_output_column_strides),
+                        is_row,
+                        is_column,
+                    ).to(COMPUTE)
+                    weight = load(
+                        weight_pointer + offset(column, weight_column_strides), is_row, is_column
+                    ).to(COMPUTE)
+                    mul_30 = grad_output * weight
                     x = load(
                         x_row + offset(column, x_column_strides), is_row, is_column
                     ).to(COMPUTE)
@@ -234,127 +259,79 @@ def dropped_residual_backward(
                     ).to(COMPUTE)
                     hidden = x * dropout * 1.1111111111111112 + residual
                     sub_23 = hidden - layer_norm_total / columns
-                    layer_norm_squares += tl.where(exists, sub_23 * sub_23, 0.0)
+                    mul_29 = sub_23 * layer_norm
+                    sum_2 += tl.where(exists, mul_30 * mul_29, 0.0)
             else:
-                layer_norm_squares = load_partials(turn_partials, 2, BLOCK_ROWS, PARTS)
-            layer_norm_squares = of_rows(tl.sum(layer_norm_squares, 1))
+                sum_2 = load_partials(turn_partials, 3, BLOCK_ROWS, PARTS)
+            sum_2 = of_rows(tl.sum(sum_2, 1))
             if SWEEP == 2:
-                store_partial(turn_partials, 2, layer_norm_squares, BLOCK_ROWS, PARTS)
+                store_partial(turn_partials, 3, sum_2, BLOCK_ROWS, PARTS)
             else:
-                layer_norm = math.rsqrt(layer_norm_squares / columns + 1e-05, ROUNDED)
-                if SWEEP == 0 or SWEEP == 3:
-                    sum_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-                    for block in range(first, end):
-                        column, is_column = block_of_columns(
-                            block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS,
-                            WIDE
-                        )
-                        exists = is_row & is_column
-                        grad_output = load(
-                            grad_output_row + offset(column, grad_output_column_strides),
-                            is_row,
-                            is_column,
-                        ).to(COMPUTE)
-                        weight = load(
-                            weight_pointer + offset(column, weight_column_strides),
-                            is_row,
-                            is_column,
-                        ).to(COMPUTE)
-                        mul_30 = grad_output * weight
-                        x = load(
-                            x_row + offset(column, x_column_strides), is_row, is_column
-                        ).to(COMPUTE)
-                        batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
-                            column, batch_length_width_position_column_strides
-                        )
-                        dropout = philox.kept(
-                            seed, batch_length_width_position, 0, 429496729
-                        ).to(COMPUTE)
-                        residual = load(
-                            residual_row + offset(column, residual_column_strides),
-                            is_row,
-                            is_column,
-                        ).to(COMPUTE)
-                        hidden = x * dropout * 1.1111111111111112 + residual
-                        sub_23 = hidden - layer_norm_total / columns
-                        mul_29 = sub_23 * layer_norm
-                        sum_2 += tl.where(exists, mul_30 * mul_29, 0.0)
-                else:
-                    sum_2 = load_partials(turn_partials, 3, BLOCK_ROWS, PARTS)
-                sum_2 = of_rows(tl.sum(sum_2, 1))
-                if SWEEP == 3:
-                    store_partial(turn_partials, 3, sum_2, BLOCK_ROWS, PARTS)
-                else:
-                    for block in range(first, end):
-                        column, is_column = block_of_columns(
-                            block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS,
-                            WIDE
-                        )
-                        exists = is_row & is_column
-                        grad_output = load(
-                            grad_output_row + offset(column, grad_output_column_strides),
-                            is_row,
-                            is_column,
-                        ).to(COMPUTE)
-                        weight = load(
-                            weight_pointer + offset(column, weight_column_strides),
-                            is_row,
-                            is_column,
-                        ).to(COMPUTE)
-                        mul_30 = grad_output * weight
-                        x = load(
-                            x_row + offset(column, x_column_strides), is_row, is_column
-                        ).to(COMPUTE)
-                        batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
-                            column, batch_length_width_position_column_strides
-                        )
-                        dropout = philox.kept(
-                            seed, batch_length_width_position, 0, 429496729
-                        ).to(COMPUTE)
-                        residual = load(
-                            residual_row + offset(column, residual_column_strides),
-                            is_row,
-                            is_column,
-                        ).to(COMPUTE)
-                        hidden = x * dropout * 1.1111111111111112 + residual
-                        sub_23 = hidden - layer_norm_total / columns
-                        mul_29 = sub_23 * layer_norm
-                        mul_34 = layer_norm / columns * (mul_30 * columns - sum_1 - mul_29 * sum_2)
-                        tl.store(
-                            grad_residual_row + offset(column, grad_residual_column_strides),
-                            mul_34.to(grad_residual_pointer.dtype.element_ty),
-                            exists,
-                        )
-                        grad_x = mul_34 * 1.1111111111111112 * dropout
-                        tl.store(
-                            grad_x_row + offset(column, grad_x_column_strides),
-                            grad_x.to(grad_x_pointer.dtype.element_ty),
-                            exists,
-                        )
-                        grad_weight_sum = add_rows(
-                            grad_weight_sum,
-                            tl.where(exists, grad_output * mul_29, 0.0),
-                            sums_pointer,
-                            0,
-                            2,
-                            column,
-                            column_sizes,
-                            is_column,
-                            turn > first_turn,
-                            PARTS,
-                        )
-                        grad_bias_sum = add_rows(
-                            grad_bias_sum,
-                            tl.where(exists, grad_output, 0.0),
-                            sums_pointer,
-                            1,
-                            2,
-                            column,
-                            column_sizes,
-                            is_column,
-                            turn > first_turn,
-                            PARTS,
-                        )
+                for block in range(first, end):
+                    column, is_column = block_of_columns(
+                        block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                    )
+                    exists = is_row & is_column
+                    grad_output = load(
+                        grad_output_row + offset(column, grad_output_column_strides),
+                        is_row,
+                        is_column,
+                    ).to(COMPUTE)
+                    weight = load(
+                        weight_pointer + offset(column, weight_column_strides), is_row, is_column
+                    ).to(COMPUTE)
+                    mul_30 = grad_output * weight
+                    x = load(
+                        x_row + offset(column, x_column_strides), is_row, is_column
+                    ).to(COMPUTE)
+                    batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
+                        column, batch_length_width_position_column_strides
+                    )
+                    dropout = philox.kept(
+                        seed, batch_length_width_position, 0, 429496729
+                    ).to(COMPUTE)
+                    residual = load(
+                        residual_row + offset(column, residual_column_strides), is_row, is_column
+                    ).to(COMPUTE)
+                    hidden = x * dropout * 1.1111111111111112 + residual
+                    sub_23 = hidden - layer_norm_total / columns
+                    mul_29 = sub_23 * layer_norm
+                    mul_34 = layer_norm / columns * (mul_30 * columns - sum_1 - mul_29 * sum_2)
+                    tl.store(
+                        grad_residual_row + offset(column, grad_residual_column_strides),
+                        mul_34.to(grad_residual_pointer.dtype.element_ty),
+                        exists,
+                    )
+                    grad_x = mul_34 * 1.1111111111111112 * dropout
+                    tl.store(
+                        grad_x_row + offset(column, grad_x_column_strides),
+                        grad_x.to(grad_x_pointer.dtype.element_ty),
+                        exists,
+                    )
+                    grad_weight_sum = add_rows(
+                        grad_weight_sum,
+                        tl.where(exists, grad_output * mul_29, 0.0),
+                        sums_pointer,
+                        0,
+                        2,
+                        column,
+                        column_sizes,
+                        is_column,
+                        turn > first_turn,
+                        PARTS,
+                    )
+                    grad_bias_sum = add_rows(
+                        grad_bias_sum,
+                        tl.where(exists, grad_output, 0.0),
+                        sums_pointer,
+                        1,
+                        2,
+                        column,
+                        column_sizes,
+                        is_column,
+                        turn > first_turn,
+                        PARTS,
+                    )
     if PARTS == 0:
         store_share(sums_pointer, 0, 2, grad_weight_sum, column_sizes)
         store_share(sums_pointer, 1, 2, grad_bias_sum, column_sizes)

@@ -167,14 +167,14 @@ _TRITON = TritonSweeps(
     triton_kernels,
     "ejected::group_norm_silu",
     {
-        "group_norm_silu": Reducing(sweeps=2, reductions=2, stores_columns=True),
+        "group_norm_silu": Reducing(sweeps=1, reductions=3, stores_columns=True),
     },
 )
 _TRITON_BACKWARD = TritonSweeps(
     triton_kernels,
     "ejected::group_norm_silu",
     {
-        "group_norm_silu_backward": Reducing(sweeps=3, reductions=4, stores_columns=True),
+        "group_norm_silu_backward": Reducing(sweeps=2, reductions=5, stores_columns=True),
         "group_norm_silu_backward_grad_weight": Reducing(sweeps=1, reductions=2),
     },
     backward=True,

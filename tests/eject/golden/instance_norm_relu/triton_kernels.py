@@ -7,12 +7,16 @@ from fuselab.runtime import triton_math as math
 from fuselab.runtime.triton_loops import (
     block_of_columns,
     block_of_rows,
+    columns_between,
+    joined_squares,
     load,
     load_partials,
+    mean_of_block,
     numel,
     of_rows,
     offset,
     share_of_columns,
+    squares_about_mean,
     store_partial,
 )
 
@@ -34,17 +38,21 @@ def instance_norm_relu(
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute output. A program owns BLOCK_ROWS rows (batch, channels) and sweeps 3 times over
+    """Compute output. A program owns BLOCK_ROWS rows (batch, channels) and sweeps twice over
     their columns (height, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each
     sweep is a launch of its own, and SWEEP is its number."""
     row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
+    in_share = columns_between(first, end, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
+    in_first = columns_between(first, first + 1, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     x_row = x_pointer + offset(row, x_row_strides)
     output_row = output_pointer + offset(row, output_row_strides)
 
     if SWEEP == 0 or SWEEP == 1:
         instance_norm_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        instance_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        instance_norm_squares_about = tl.full((BLOCK_ROWS, 1), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
@@ -52,28 +60,27 @@ def instance_norm_relu(
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             instance_norm_total += tl.where(exists, x, 0.0)
+            if block == first:
+                instance_norm_squares_about = mean_of_block(instance_norm_total, in_first)
+            instance_norm_squares_terms = x - instance_norm_squares_about
+            instance_norm_squares += tl.where(
+                exists, instance_norm_squares_terms * instance_norm_squares_terms, 0.0
+            )
+        instance_norm_squares = squares_about_mean(
+            instance_norm_squares, instance_norm_total, instance_norm_squares_about, in_share, PARTS
+        )
     else:
         instance_norm_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
+        instance_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
+        in_shares = load_partials(partials_pointer, 2, BLOCK_ROWS, PARTS)
+        instance_norm_squares = joined_squares(
+            instance_norm_squares, instance_norm_total, in_shares
+        )
     instance_norm_total = of_rows(tl.sum(instance_norm_total, 1))
     if SWEEP == 1:
         store_partial(partials_pointer, 0, instance_norm_total, BLOCK_ROWS, PARTS)
-        return
-
-    if SWEEP == 0 or SWEEP == 2:
-        instance_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-        for block in range(first, end):
-            column, is_column = block_of_columns(
-                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
-            )
-            exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
-            instance_norm = x - instance_norm_total / columns
-            instance_norm_squares += tl.where(exists, instance_norm * instance_norm, 0.0)
-    else:
-        instance_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
-    instance_norm_squares = of_rows(tl.sum(instance_norm_squares, 1))
-    if SWEEP == 2:
         store_partial(partials_pointer, 1, instance_norm_squares, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 2, in_share, BLOCK_ROWS, PARTS)
         return
 
     for block in range(first, end):
@@ -111,18 +118,22 @@ def instance_norm_relu_backward(
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute grad_x. A program owns BLOCK_ROWS rows (batch, channels) and sweeps 4 times over
+    """Compute grad_x. A program owns BLOCK_ROWS rows (batch, channels) and sweeps 3 times over
     their columns (height, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each
     sweep is a launch of its own, and SWEEP is its number."""
     row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
+    in_share = columns_between(first, end, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
+    in_first = columns_between(first, first + 1, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     x_row = x_pointer + offset(row, x_row_strides)
     grad_output_row = grad_output_pointer + offset(row, grad_output_row_strides)
     grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
 
     if SWEEP == 0 or SWEEP == 1:
         instance_norm_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        instance_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        instance_norm_squares_about = tl.full((BLOCK_ROWS, 1), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
@@ -130,32 +141,31 @@ def instance_norm_relu_backward(
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             instance_norm_total += tl.where(exists, x, 0.0)
+            if block == first:
+                instance_norm_squares_about = mean_of_block(instance_norm_total, in_first)
+            instance_norm_squares_terms = x - instance_norm_squares_about
+            instance_norm_squares += tl.where(
+                exists, instance_norm_squares_terms * instance_norm_squares_terms, 0.0
+            )
+        instance_norm_squares = squares_about_mean(
+            instance_norm_squares, instance_norm_total, instance_norm_squares_about, in_share, PARTS
+        )
     else:
         instance_norm_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
+        instance_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
+        in_shares = load_partials(partials_pointer, 4, BLOCK_ROWS, PARTS)
+        instance_norm_squares = joined_squares(
+            instance_norm_squares, instance_norm_total, in_shares
+        )
     instance_norm_total = of_rows(tl.sum(instance_norm_total, 1))
     if SWEEP == 1:
         store_partial(partials_pointer, 0, instance_norm_total, BLOCK_ROWS, PARTS)
-        return
-
-    if SWEEP == 0 or SWEEP == 2:
-        instance_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-        for block in range(first, end):
-            column, is_column = block_of_columns(
-                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
-            )
-            exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
-            sub_21 = x - instance_norm_total / columns
-            instance_norm_squares += tl.where(exists, sub_21 * sub_21, 0.0)
-    else:
-        instance_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
-    instance_norm_squares = of_rows(tl.sum(instance_norm_squares, 1))
-    if SWEEP == 2:
         store_partial(partials_pointer, 1, instance_norm_squares, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 4, in_share, BLOCK_ROWS, PARTS)
         return
 
     instance_norm = math.rsqrt(instance_norm_squares / columns + 1e-05, ROUNDED)
-    if SWEEP == 0 or SWEEP == 3:
+    if SWEEP == 0 or SWEEP == 2:
         sum_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
@@ -177,7 +187,7 @@ def instance_norm_relu_backward(
         sum_1 = load_partials(partials_pointer, 3, BLOCK_ROWS, PARTS)
     sum_2 = of_rows(tl.sum(sum_2, 1))
     sum_1 = of_rows(tl.sum(sum_1, 1))
-    if SWEEP == 3:
+    if SWEEP == 2:
         store_partial(partials_pointer, 2, sum_2, BLOCK_ROWS, PARTS)
         store_partial(partials_pointer, 3, sum_1, BLOCK_ROWS, PARTS)
         return

@@ -108,14 +108,14 @@ def mean_of_two_backward(
         store_partial(partials_pointer, 0, mean, BLOCK_ROWS, PARTS)
         return
 
+    grad_output = load_rows(
+        grad_output_pointer + offset(row, grad_output_row_strides), is_row
+    ).to(COMPUTE)
     for block in range(first, end):
         column, is_column = block_of_columns(
             block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
-        grad_output = load_rows(
-            grad_output_pointer + offset(row, grad_output_row_strides), is_row
-        ).to(COMPUTE)
         grad_x = grad_output * math.exp(mean / columns, ROUNDED) / columns
         tl.store(
             grad_x_row + offset(column, grad_x_column_strides),

@@ -155,14 +155,14 @@ _TRITON = TritonSweeps(
     triton_kernels,
     "ejected::residual_norm",
     {
-        "residual_norm": Reducing(sweeps=2, reductions=2, stores_columns=True),
+        "residual_norm": Reducing(sweeps=1, reductions=3, stores_columns=True),
     },
 )
 _TRITON_BACKWARD = TritonSweeps(
     triton_kernels,
     "ejected::residual_norm",
     {
-        "residual_norm_backward": Reducing(sweeps=3, reductions=4, stores_columns=True, sums=2),
+        "residual_norm_backward": Reducing(sweeps=2, reductions=5, stores_columns=True, sums=2),
     },
     backward=True,
 )

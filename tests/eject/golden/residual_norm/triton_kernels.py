@@ -8,14 +8,18 @@ from fuselab.runtime.triton_loops import (
     add_rows,
     block_of_columns,
     block_of_rows,
+    columns_between,
+    joined_squares,
     load,
     load_partials,
+    mean_of_block,
     numel,
     of_rows,
     offset,
     partials_of_turn,
     share_of_columns,
     share_of_rows,
+    squares_about_mean,
     store_partial,
     store_share,
     sum_of_shares,
@@ -41,18 +45,22 @@ def residual_norm(
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute output. A program owns BLOCK_ROWS rows (batch, length) and sweeps 3 times over
+    """Compute output. A program owns BLOCK_ROWS rows (batch, length) and sweeps twice over
     their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is
     a launch of its own, and SWEEP is its number."""
     row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
+    in_share = columns_between(first, end, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
+    in_first = columns_between(first, first + 1, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     x_row = x_pointer + offset(row, x_row_strides)
     residual_row = residual_pointer + offset(row, residual_row_strides)
     output_row = output_pointer + offset(row, output_row_strides)
 
     if SWEEP == 0 or SWEEP == 1:
         normed_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        normed_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        normed_squares_about = tl.full((BLOCK_ROWS, 1), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
@@ -64,34 +72,27 @@ def residual_norm(
             ).to(COMPUTE)
             hidden = x + residual
             normed_total += tl.where(exists, hidden, 0.0)
+            if block == first:
+                normed_squares_about = mean_of_block(normed_total, in_first)
+            normed_squares_terms = hidden - normed_squares_about
+            normed_squares += tl.where(exists, normed_squares_terms * normed_squares_terms, 0.0)
+        normed_squares = squares_about_mean(
+            normed_squares, normed_total, normed_squares_about, in_share, PARTS
+        )
     else:
         normed_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
+        normed_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
+        in_shares = load_partials(partials_pointer, 2, BLOCK_ROWS, PARTS)
+        normed_squares = joined_squares(normed_squares, normed_total, in_shares)
     normed_total = of_rows(tl.sum(normed_total, 1))
     if SWEEP == 1:
         store_partial(partials_pointer, 0, normed_total, BLOCK_ROWS, PARTS)
-        return
-
-    if SWEEP == 0 or SWEEP == 2:
-        normed_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-        for block in range(first, end):
-            column, is_column = block_of_columns(
-                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
-            )
-            exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
-            residual = load(
-                residual_row + offset(column, residual_column_strides), is_row, is_column
-            ).to(COMPUTE)
-            hidden = x + residual
-            normed = hidden - normed_total / columns
-            normed_squares += tl.where(exists, normed * normed, 0.0)
-    else:
-        normed_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
-    normed_squares = of_rows(tl.sum(normed_squares, 1))
-    if SWEEP == 2:
         store_partial(partials_pointer, 1, normed_squares, BLOCK_ROWS, PARTS)
+        store_partial(partials_pointer, 2, in_share, BLOCK_ROWS, PARTS)
         return
 
+    normed_2 = normed_squares / columns + 1e-05
+    normed_3 = math.rsqrt(normed_2, ROUNDED)
     for block in range(first, end):
         column, is_column = block_of_columns(
             block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
@@ -103,8 +104,6 @@ def residual_norm(
         ).to(COMPUTE)
         hidden = x + residual
         normed = hidden - normed_total / columns
-        normed_2 = normed_squares / columns + 1e-05
-        normed_3 = math.rsqrt(normed_2, ROUNDED)
         normed_4 = normed * normed_3
         weight = load(
             weight_pointer + offset(column, weight_column_strides), is_row, is_column
@@ -151,6 +150,8 @@ def residual_norm_backward(
     a launch of its own, and SWEEP is its number."""
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
+    in_share = columns_between(first, end, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
+    in_first = columns_between(first, first + 1, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     grad_weight_sum = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     grad_bias_sum = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     first_turn, end_turn = share_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS)
@@ -158,7 +159,7 @@ def residual_norm_backward(
         row, is_row = turn_of_rows(turn, row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
         if PARTS > 1:
             turn_partials = partials_of_turn(
-                partials_pointer, turn - first_turn, 4, BLOCK_ROWS, PARTS
+                partials_pointer, turn - first_turn, 5, BLOCK_ROWS, PARTS
             )
         x_row = x_pointer + offset(row, x_row_strides)
         residual_row = residual_pointer + offset(row, residual_row_strides)
@@ -168,6 +169,8 @@ def residual_norm_backward(
 
         if SWEEP == 0 or SWEEP == 1:
             normed_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+            normed_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+            normed_squares_about = tl.full((BLOCK_ROWS, 1), 0.0, COMPUTE)
             for block in range(first, end):
                 column, is_column = block_of_columns(
                     block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
@@ -179,19 +182,39 @@ def residual_norm_backward(
                 ).to(COMPUTE)
                 hidden = x + residual
                 normed_total += tl.where(exists, hidden, 0.0)
+                if block == first:
+                    normed_squares_about = mean_of_block(normed_total, in_first)
+                normed_squares_terms = hidden - normed_squares_about
+                normed_squares += tl.where(exists, normed_squares_terms * normed_squares_terms, 0.0)
+            normed_squares = squares_about_mean(
+                normed_squares, normed_total, normed_squares_about, in_share, PARTS
+            )
         else:
             normed_total = load_partials(turn_partials, 0, BLOCK_ROWS, PARTS)
+            normed_squares = load_partials(turn_partials, 1, BLOCK_ROWS, PARTS)
+            in_shares = load_partials(turn_partials, 4, BLOCK_ROWS, PARTS)
+            normed_squares = joined_squares(normed_squares, normed_total, in_shares)
         normed_total = of_rows(tl.sum(normed_total, 1))
         if SWEEP == 1:
             store_partial(turn_partials, 0, normed_total, BLOCK_ROWS, PARTS)
+            store_partial(turn_partials, 1, normed_squares, BLOCK_ROWS, PARTS)
+            store_partial(turn_partials, 4, in_share, BLOCK_ROWS, PARTS)
         else:
+            normed_2 = normed_squares / columns + 1e-05
+            normed_3 = math.rsqrt(normed_2, ROUNDED)
             if SWEEP == 0 or SWEEP == 2:
-                normed_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+                sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+                sum_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
                 for block in range(first, end):
                     column, is_column = block_of_columns(
                         block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                     )
                     exists = is_row & is_column
+                    grad_output = load(
+                        grad_output_row + offset(column, grad_output_column_strides),
+                        is_row,
+                        is_column,
+                    ).to(COMPUTE)
                     x = load(
                         x_row + offset(column, x_column_strides), is_row, is_column
                     ).to(COMPUTE)
@@ -200,148 +223,102 @@ def residual_norm_backward(
                     ).to(COMPUTE)
                     hidden = x + residual
                     normed = hidden - normed_total / columns
-                    normed_squares += tl.where(exists, normed * normed, 0.0)
+                    normed_4 = normed * normed_3
+                    weight = load(
+                        weight_pointer + offset(column, weight_column_strides), is_row, is_column
+                    ).to(COMPUTE)
+                    normed_5 = normed_4 * weight
+                    bias = load(
+                        bias_pointer + offset(column, bias_column_strides), is_row, is_column
+                    ).to(COMPUTE)
+                    normed_6 = normed_5 + bias
+                    mul_31 = math.exp(normed_6 * normed_6 * (-0.5), ROUNDED) * 0.3989422804014327
+                    add_29 = (
+                        (math.erf(normed_6 * 0.7071067811865476, ROUNDED) + 1) * 0.5
+                        + normed_6 * mul_31
+                    )
+                    mul_33 = grad_output * 2 * add_29
+                    mul_35 = mul_33 * weight
+                    sum_1 += tl.where(exists, mul_35, 0.0)
+                    sum_2 += tl.where(exists, mul_35 * normed_4, 0.0)
             else:
-                normed_squares = load_partials(turn_partials, 1, BLOCK_ROWS, PARTS)
-            normed_squares = of_rows(tl.sum(normed_squares, 1))
+                sum_1 = load_partials(turn_partials, 2, BLOCK_ROWS, PARTS)
+                sum_2 = load_partials(turn_partials, 3, BLOCK_ROWS, PARTS)
+            sum_1 = of_rows(tl.sum(sum_1, 1))
+            sum_2 = of_rows(tl.sum(sum_2, 1))
             if SWEEP == 2:
-                store_partial(turn_partials, 1, normed_squares, BLOCK_ROWS, PARTS)
+                store_partial(turn_partials, 2, sum_1, BLOCK_ROWS, PARTS)
+                store_partial(turn_partials, 3, sum_2, BLOCK_ROWS, PARTS)
             else:
-                normed_2 = normed_squares / columns + 1e-05
-                normed_3 = math.rsqrt(normed_2, ROUNDED)
-                if SWEEP == 0 or SWEEP == 3:
-                    sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-                    sum_2 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
-                    for block in range(first, end):
-                        column, is_column = block_of_columns(
-                            block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS,
-                            WIDE
-                        )
-                        exists = is_row & is_column
-                        grad_output = load(
-                            grad_output_row + offset(column, grad_output_column_strides),
-                            is_row,
-                            is_column,
-                        ).to(COMPUTE)
-                        x = load(
-                            x_row + offset(column, x_column_strides), is_row, is_column
-                        ).to(COMPUTE)
-                        residual = load(
-                            residual_row + offset(column, residual_column_strides),
-                            is_row,
-                            is_column,
-                        ).to(COMPUTE)
-                        hidden = x + residual
-                        normed = hidden - normed_total / columns
-                        normed_4 = normed * normed_3
-                        weight = load(
-                            weight_pointer + offset(column, weight_column_strides),
-                            is_row,
-                            is_column,
-                        ).to(COMPUTE)
-                        normed_5 = normed_4 * weight
-                        bias = load(
-                            bias_pointer + offset(column, bias_column_strides), is_row, is_column
-                        ).to(COMPUTE)
-                        normed_6 = normed_5 + bias
-                        mul_31 = (
-                            math.exp(normed_6 * normed_6 * (-0.5), ROUNDED)
-                            * 0.3989422804014327
-                        )
-                        add_29 = (
-                            (math.erf(normed_6 * 0.7071067811865476, ROUNDED) + 1) * 0.5
-                            + normed_6 * mul_31
-                        )
-                        mul_33 = grad_output * 2 * add_29
-                        mul_35 = mul_33 * weight
-                        sum_1 += tl.where(exists, mul_35, 0.0)
-                        sum_2 += tl.where(exists, mul_35 * normed_4, 0.0)
-                else:
-                    sum_1 = load_partials(turn_partials, 2, BLOCK_ROWS, PARTS)
-                    sum_2 = load_partials(turn_partials, 3, BLOCK_ROWS, PARTS)
-                sum_1 = of_rows(tl.sum(sum_1, 1))
-                sum_2 = of_rows(tl.sum(sum_2, 1))
-                if SWEEP == 3:
-                    store_partial(turn_partials, 2, sum_1, BLOCK_ROWS, PARTS)
-                    store_partial(turn_partials, 3, sum_2, BLOCK_ROWS, PARTS)
-                else:
-                    for block in range(first, end):
-                        column, is_column = block_of_columns(
-                            block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS,
-                            WIDE
-                        )
-                        exists = is_row & is_column
-                        grad_output = load(
-                            grad_output_row + offset(column, grad_output_column_strides),
-                            is_row,
-                            is_column,
-                        ).to(COMPUTE)
-                        x = load(
-                            x_row + offset(column, x_column_strides), is_row, is_column
-                        ).to(COMPUTE)
-                        residual = load(
-                            residual_row + offset(column, residual_column_strides),
-                            is_row,
-                            is_column,
-                        ).to(COMPUTE)
-                        hidden = x + residual
-                        normed = hidden - normed_total / columns
-                        normed_4 = normed * normed_3
-                        weight = load(
-                            weight_pointer + offset(column, weight_column_strides),
-                            is_row,
-                            is_column,
-                        ).to(COMPUTE)
-                        normed_5 = normed_4 * weight
-                        bias = load(
-                            bias_pointer + offset(column, bias_column_strides), is_row, is_column
-                        ).to(COMPUTE)
-                        normed_6 = normed_5 + bias
-                        mul_31_2 = (
-                            math.exp(normed_6 * normed_6 * (-0.5), ROUNDED)
-                            * 0.3989422804014327
-                        )
-                        add_29_2 = (
-                            (math.erf(normed_6 * 0.7071067811865476, ROUNDED) + 1) * 0.5
-                            + normed_6 * mul_31_2
-                        )
-                        mul_33 = grad_output * 2 * add_29_2
-                        mul_35 = mul_33 * weight
-                        grad_x = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
-                        tl.store(
-                            grad_x_row + offset(column, grad_x_column_strides),
-                            grad_x.to(grad_x_pointer.dtype.element_ty),
-                            exists,
-                        )
-                        tl.store(
-                            grad_residual_row + offset(column, grad_residual_column_strides),
-                            grad_x.to(grad_residual_pointer.dtype.element_ty),
-                            exists,
-                        )
-                        grad_weight_sum = add_rows(
-                            grad_weight_sum,
-                            tl.where(exists, mul_33 * normed_4, 0.0),
-                            sums_pointer,
-                            0,
-                            2,
-                            column,
-                            column_sizes,
-                            is_column,
-                            turn > first_turn,
-                            PARTS,
-                        )
-                        grad_bias_sum = add_rows(
-                            grad_bias_sum,
-                            tl.where(exists, mul_33, 0.0),
-                            sums_pointer,
-                            1,
-                            2,
-                            column,
-                            column_sizes,
-                            is_column,
-                            turn > first_turn,
-                            PARTS,
-                        )
+                for block in range(first, end):
+                    column, is_column = block_of_columns(
+                        block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                    )
+                    exists = is_row & is_column
+                    grad_output = load(
+                        grad_output_row + offset(column, grad_output_column_strides),
+                        is_row,
+                        is_column,
+                    ).to(COMPUTE)
+                    x = load(
+                        x_row + offset(column, x_column_strides), is_row, is_column
+                    ).to(COMPUTE)
+                    residual = load(
+                        residual_row + offset(column, residual_column_strides), is_row, is_column
+                    ).to(COMPUTE)
+                    hidden = x + residual
+                    normed = hidden - normed_total / columns
+                    normed_4 = normed * normed_3
+                    weight = load(
+                        weight_pointer + offset(column, weight_column_strides), is_row, is_column
+                    ).to(COMPUTE)
+                    normed_5 = normed_4 * weight
+                    bias = load(
+                        bias_pointer + offset(column, bias_column_strides), is_row, is_column
+                    ).to(COMPUTE)
+                    normed_6 = normed_5 + bias
+                    mul_31_2 = math.exp(normed_6 * normed_6 * (-0.5), ROUNDED) * 0.3989422804014327
+                    add_29_2 = (
+                        (math.erf(normed_6 * 0.7071067811865476, ROUNDED) + 1) * 0.5
+                        + normed_6 * mul_31_2
+                    )
+                    mul_33 = grad_output * 2 * add_29_2
+                    mul_35 = mul_33 * weight
+                    grad_x = normed_3 / columns * (mul_35 * columns - sum_1 - normed_4 * sum_2)
+                    tl.store(
+                        grad_x_row + offset(column, grad_x_column_strides),
+                        grad_x.to(grad_x_pointer.dtype.element_ty),
+                        exists,
+                    )
+                    tl.store(
+                        grad_residual_row + offset(column, grad_residual_column_strides),
+                        grad_x.to(grad_residual_pointer.dtype.element_ty),
+                        exists,
+                    )
+                    grad_weight_sum = add_rows(
+                        grad_weight_sum,
+                        tl.where(exists, mul_33 * normed_4, 0.0),
+                        sums_pointer,
+                        0,
+                        2,
+                        column,
+                        column_sizes,
+                        is_column,
+                        turn > first_turn,
+                        PARTS,
+                    )
+                    grad_bias_sum = add_rows(
+                        grad_bias_sum,
+                        tl.where(exists, mul_33, 0.0),
+                        sums_pointer,
+                        1,
+                        2,
+                        column,
+                        column_sizes,
+                        is_column,
+                        turn > first_turn,
+                        PARTS,
+                    )
     if PARTS == 0:
         store_share(sums_pointer, 0, 2, grad_weight_sum, column_sizes)
         store_share(sums_pointer, 1, 2, grad_bias_sum, column_sizes)

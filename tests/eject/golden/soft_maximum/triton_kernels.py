@@ -141,14 +141,14 @@ def soft_maximum_backward(
         store_partial(partials_pointer, 1, logsumexp_3, BLOCK_ROWS, PARTS)
         return
 
+    grad_output = load_rows(
+        grad_output_pointer + offset(row, grad_output_row_strides), is_row
+    ).to(COMPUTE)
     for block in range(first, end):
         column, is_column = block_of_columns(
             block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
-        grad_output = load_rows(
-            grad_output_pointer + offset(row, grad_output_row_strides), is_row
-        ).to(COMPUTE)
         x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
         exp_1 = math.exp(x - (math.log(logsumexp_3, ROUNDED) + logsumexp_2), ROUNDED)
         grad_x = grad_output * exp_1
