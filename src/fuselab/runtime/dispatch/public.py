@@ -30,11 +30,19 @@ def public_function(registration: Registration) -> Callable[..., Any]:
         if parameter.default is not inspect.Parameter.empty
     }
     arity = len(names)
+    # The defaults behind so many positional arguments, where all others have one.
+    tails = {
+        count: tuple(defaults[name] for name in names[count:])
+        for count in range(arity)
+        if all(name in defaults for name in names[count:])
+    }
     short = registration.op.short_name
     forward_id = registration.forward_id
     has_residuals = registration.op.residual_count > 0
 
     def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        if not kwargs and len(args) in tails:
+            return args + tails[len(args)]
         if len(args) > arity:
             raise ArgumentTypeError(f"{short}: takes {arity} arguments, got {len(args)}.")
         bound = list(args)
