@@ -491,6 +491,32 @@ def test_a_chain_is_cut_where_eject_refuses_a_call(faster: None) -> None:
     torch.testing.assert_close(result.model(input), step(input))
 
 
+def test_where_a_kernel_with_pooling_is_slower_the_rest_is_tried_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def step(input: Tensor) -> Tensor:
+        pooled = F.max_pool2d(torch.relu(input * 2 - 1), 3, stride=2)
+        return torch.exp(pooled) * 3
+
+    ratios = iter([0.5])  # of the whole chain; the parts and the whole model are faster
+
+    def measured(*_: Any, **__: Any) -> Any:
+        ratio = next(ratios, 2.0)
+        outcome = Outcome.FASTER if ratio > 1 else Outcome.SLOWER
+        return 1.0, 1 / ratio, Verdict(outcome, ratio, ratio, ratio, 12)
+
+    monkeypatch.setattr(fuse_module, "measure", measured)
+    input = torch.randn(8, 16, 33, 33)
+    with torch.no_grad():
+        result = fuse_with_report(step, input)
+        assert {chain: decision for _, chain, decision in _written(result)} == {
+            "mul → sub → relu → max_pool2d → exp → mul": Decision.NOT_FASTER,
+            "mul → sub → relu": Decision.KEPT,
+            "exp → mul": Decision.KEPT,
+        }
+        torch.testing.assert_close(result.model(input), step(input))
+
+
 def test_one_kernel_gives_all_that_is_read_of_a_chain(faster: None) -> None:
     def step(input: Tensor) -> tuple[Tensor, Tensor]:
         gated = torch.sigmoid(input) * input

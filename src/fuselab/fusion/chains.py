@@ -35,6 +35,9 @@ from fuselab.runtime.dropout import DROPOUTS
 _MODULES_OF_CALLS = ("torch", "_operator", "builtins")
 _STATISTICS = ("running_mean", "running_var")
 _LONGEST_NAME = 4  # operations in an operator's name
+# Calls whose results read the elements of windows. What stands before one in a kernel is computed
+# anew for each window that an element is in.
+_OF_WINDOWS = re.compile("pool|interpolate|upsample")
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,12 @@ class ChainFinder:
         do not join what they read."""
         outside = {node for node in self.calls if node not in chain.nodes}
         return self._among(outside.union(refused), apart)
+
+    def without_windows(self, chain: Chain) -> list[Chain]:
+        """Return the chains that remain of ``chain`` without its calls on windows; none where it
+        has no such call."""
+        windows = [node for node in chain.nodes if _OF_WINDOWS.search(self.name_of(node))]
+        return self.without(chain, windows) if windows else []
 
     def _among(self, refused: set[fx.Node], alone: Collection[fx.Node] = ()) -> list[Chain]:
         refused = refused | self.refused

@@ -348,8 +348,8 @@ class _Fusion:
             self.seen += len(finder.calls)
             finders.append(finder)
             written += generator.written(finder)
-        generator.compile(written, training=self.training)
-        kept = [one for one in written if self._try_written(one).decision is Decision.KEPT]
+        kept, slower = self._tried(generator, written)
+        kept += self._tried(generator, generator.parts(slower))[0]
         for finder, chain, reason in generator.refused:
             owner = _owner(finder.traced, chain.outputs[-1])
             self._leave(owner, finder.traced, f"{chain.chain}: {reason}")
@@ -359,6 +359,16 @@ class _Fusion:
             final = with_chains(one.final, finder, ops) if ops else one.final
             changed.append(replace(one, final=final))
         return changed
+
+    def _tried(
+        self, generator: Generator, written: Sequence[Written]
+    ) -> tuple[list[Written], list[Written]]:
+        """Compile and try generated kernels; return those that are kept, and those that are right
+        and not faster."""
+        generator.compile(written, training=self.training)
+        outcomes = [(one, self._try_written(one).decision) for one in written]
+        kept = [one for one, decision in outcomes if decision is Decision.KEPT]
+        return kept, [one for one, decision in outcomes if decision is Decision.NOT_FASTER]
 
     def _leave(self, path: str, traced: Traced, reason: str) -> None:
         left = LeftAlone(path, source_line(traced.module), reason)

@@ -109,6 +109,19 @@ class Generator:
             self.refused.append((finder, chain, reason))
         return found
 
+    def parts(self, slower: Sequence[Written]) -> list[Written]:
+        """Return smaller chains in place of those whose kernels are not faster: what stands before
+        and behind pooling, which computes it anew for each window."""
+        found = []
+        for one in slower:
+            for chain in one.finder.without_windows(one.chain):
+                if self._too_small(one.finder, chain) is None:
+                    self.progress(f"writing a kernel for {chain.chain}")
+                    outcome = self._outcome(one.finder, chain)
+                    if isinstance(outcome, Generated):
+                        found.append(Written(one.finder, chain, outcome))
+        return found
+
     def compile(self, written: Sequence[Written], *, training: bool) -> None:
         """Compile all kernels side by side, by calling each operator once."""
         by_name = {one.op.name: one for one in written}
