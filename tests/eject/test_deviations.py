@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ejection.eject import eject
+from fuselab.prove.load import load_op
 from fuselab.runtime import interpreter
 
 
@@ -118,6 +119,20 @@ def test_short_and_empty_rows(
     for first_size in (0, 1, 3):
         x = normal((first_size, *(min(size, 40) for size in sizes[1:])))
         torch.testing.assert_close(first(interpreter.run(run, x)), function(x), equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:std:UserWarning")
+def test_the_gradient_of_a_single_value_is_eagers(package: Callable[..., Path]) -> None:
+    """PyTorch's formula divides by the number of values less one, in C++."""
+    x = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+    op = load_op(str(package(spread_of_rows)))
+    for function in (spread_of_rows, op.reference):
+        (first_derivative,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        assert first_derivative.isnan().all()
+    upstream = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    saved = op.gradient.save(op.with_residuals(op.reference(x), (x,)), x)
+    (grad,) = op.gradient.reference((True,), upstream, *saved)
+    assert grad is not None and grad.isnan().all()
 
 
 def test_the_mean_and_the_deviations_take_one_sweep(package: Callable[..., Path]) -> None:

@@ -1,9 +1,13 @@
-"""How results of many calls are compared."""
+"""How results of many calls are compared, and which calls some checks leave out."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 
+from fuselab.prove import check_torch
 from fuselab.prove.asked_edges import GuardedAllocations
 from fuselab.prove.check_calls import _first_difference
 
@@ -26,3 +30,12 @@ def test_a_tensor_without_memory_has_no_edges() -> None:
     assert not allocations.written()
     torch.as_strided(memory, (1,), (1,), memory.storage_offset() - 1).zero_()
     assert allocations.written()
+
+
+def test_opcheck_is_not_asked_about_what_is_kept_of_empty_rows() -> None:
+    """The mean of nothing is NaN, which opcheck takes for a fault of the operator."""
+    facts = SimpleNamespace(residual_count=1)
+    subject: Any = SimpleNamespace(op=facts, expected=lambda *args: torch.zeros(4, 0))
+    trial: Any = SimpleNamespace(args=(torch.zeros(4, 0),))
+    refused = check_torch.raw_operators_are_sound(subject, trial).refused
+    assert refused is not None and "empty row" in refused

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from fuselab.errors import ContractError
-from fuselab.runtime.sweep import Sweep
+from fuselab.runtime.sweep import Sweep, quotient
 
 
 def element(swept: Sweep, operand: int, row: int, column: int) -> float:
@@ -78,3 +80,10 @@ def test_positions_that_keep_too_many_loops_apart_are_refused() -> None:
     read = [(None, "a"), (None, "c"), (None, "d"), (torch.ones(2, 3, 5, 7), "a b c d")]
     with pytest.raises(ContractError, match="4 over columns; a kernel has 4 and 3"):
         Sweep({}, sizes, read, [])
+
+
+def test_a_quotient_is_that_of_c() -> None:
+    assert quotient(3.0, 2) == 1.5
+    assert quotient(2.0, 0) == math.inf
+    assert quotient(-2.0, 0.0) == -math.inf
+    assert math.isnan(quotient(0.0, 0)) and math.isnan(quotient(math.nan, 0))

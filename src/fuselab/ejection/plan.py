@@ -243,9 +243,16 @@ class Sizes:
 
     def text(self, size: sympy.Expr) -> str:
         """Return a size as Python text."""
+        return printed(self._named(size))
+
+    def number_text(self, number: sympy.Expr) -> str:
+        """Return a number of PyTorch's own formulas as Python text. PyTorch computes it in C++,
+        where a division by zero is no error (``runtime.sweep.quotient``)."""
+        return printed(self._named(number), _NumberPrinter())
+
+    def _named(self, size: sympy.Expr) -> sympy.Expr:
         size = size.subs(self.equal)
-        named = size.subs({symbol: sympy.Symbol(name) for symbol, name in self.names.items()})
-        return printed(named)
+        return size.subs({symbol: sympy.Symbol(name) for symbol, name in self.names.items()})
 
     def condition_text(self, condition: sympy.Basic, name: str) -> str:
         """Return a condition as Python text. Raises EjectError where the function, ``name``,
@@ -340,9 +347,9 @@ _SIGNS = {
 }
 
 
-def printed(size: sympy.Basic) -> str:
+def printed(size: sympy.Basic, printer: StrPrinter | None = None) -> str:
     """Return a size, or a condition on sizes, as Python text."""
-    text = re.sub(r" *(\*\*|//|[*/%]) *", r" \1 ", str(_Printer().doprint(size)))
+    text = re.sub(r" *(\*\*|//|[*/%]) *", r" \1 ", str((printer or _Printer()).doprint(size)))
     is_whole = text.startswith("(") and text.endswith(")") and text.count("(") == 1
     return text[1:-1] if is_whole else text
 
@@ -446,6 +453,15 @@ class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
         if not hasattr(math, name):
             raise EjectError(f"sizes are computed by '{name}', which cannot be written.")
         return self._called(expr, f"math.{name}")
+
+
+class _NumberPrinter(_Printer):
+    """Prints numbers that are divided as PyTorch does it in C++."""
+
+    def _print_FloatTrueDiv(self, expr: sympy.Expr) -> str:  # noqa: N802
+        return self._called(expr, "quotient")
+
+    _print_IntTrueDiv = _print_FloatTrueDiv  # noqa: N815
 
 
 def planned(

@@ -45,27 +45,6 @@ def gradient_text(package: Package) -> str:
             f"\n\n    What the forward has kept ({kept}) is computed again, such that second "
             "derivatives\n    flow through it.\n    "
         )
-    imported = "from fuselab.runtime.sweep import arithmetic_dtype"
-    if captured.seed is not None:
-        imported = f"from {RUNTIME} import dropout_mask\n{imported}"
-    head = f'''\
-"""The gradient of {package.name} as PyTorch formulas; second derivatives are theirs."""
-
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-import torch
-from torch import Tensor
-
-{imported}
-
-aten = torch.ops.aten
-
-
-def gradient({parameters}) -> tuple[Tensor | None, ...]:
-    """Return the gradient of each argument, computed in float32 for 16-bit tensors.{again}"""
-'''
     upstream = [name for name in package.upstream_names if name is not None]
     lines = unpacked_upstream(package)
     lines.append(f"arithmetic = arithmetic_dtype({', '.join(upstream)})")
@@ -88,8 +67,32 @@ def gradient({parameters}) -> tuple[Tensor | None, ...]:
         assert node is not None
         results[place] = f"{names[node]}.to(dtypes[{number}]) if needs[{place}] else None"
     lines += ["return (", *(f"    {text}," for text in results), ")"]
-    text = head + textwrap.indent("\n".join(lines), "    ") + "\n"
-    return f"{text}\n\n{_residuals(package)}" if package.kept else text
+    computed = textwrap.indent("\n".join(lines), "    ") + "\n"
+    if package.kept:
+        computed += f"\n\n{_residuals(package)}"
+    divides = ", quotient" if "quotient(" in computed else ""
+    imported = f"from fuselab.runtime.sweep import arithmetic_dtype{divides}"
+    if captured.seed is not None:
+        imported = f"from {RUNTIME} import dropout_mask\n{imported}"
+    head = f'''\
+"""The gradient of {package.name} as PyTorch formulas; second derivatives are theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+{imported}
+
+aten = torch.ops.aten
+
+
+def gradient({parameters}) -> tuple[Tensor | None, ...]:
+    """Return the gradient of each argument, computed in float32 for 16-bit tensors.{again}"""
+'''
+    return head + computed
 
 
 def _residuals(package: Package) -> str:
@@ -170,7 +173,7 @@ def _name(node: fx.Node, names: Mapping[Any, str], sizes: Sizes) -> str:
     if node.target in _MARKERS:
         return names[node.args[0]]
     if _is_size(node):
-        return sizes.text(node.meta["val"].node.expr)
+        return sizes.number_text(node.meta["val"].node.expr)
     if _is_number(node):
         texts = [_text(value, names, sizes) for value in node.args]
         target: Any = node.target

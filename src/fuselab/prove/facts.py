@@ -50,6 +50,7 @@ class Facts:
     gradient: GradientFacts | None
     mutates: tuple[str, ...]
     output_count: int
+    residual_count: int
     nondeterministic: str | None
     autocast: bool
     has_draw: bool
@@ -98,6 +99,7 @@ def facts_of(op: FusedOp) -> Facts:
         gradient=None if op.gradient is None else GradientFacts.of(op.gradient),
         mutates=tuple(op.mutates),
         output_count=op.output_count,
+        residual_count=op.residual_count,
         nondeterministic=op.nondeterministic,
         autocast=op.autocast is not None,
         has_draw=op.draw is not None,

@@ -43,6 +43,14 @@ def arithmetic_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if is_double else torch.float32
 
 
+def quotient(number: float, by: float) -> float:
+    """Return ``number / by`` as C++ does: by zero it is infinite or NaN, where Python raises."""
+    if by != 0:
+        return number / by
+    is_infinite = number != 0 and not math.isnan(number)
+    return math.copysign(math.inf, number) if is_infinite else math.nan
+
+
 @dataclass(frozen=True)
 class Loops:
     """Loop sizes, outermost first, and for each operand its strides in elements."""
