@@ -369,16 +369,15 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not (tmp_path / "no").exists()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_functions_of_16_bits_give_the_same_kernel(dtype: torch.dtype) -> None:
+def test_functions_of_16_bits_give_the_same_kernel() -> None:
     """PyTorch defines a product with a bias in float32, which would convert the weight."""
     for function, (shapes, _) in FUNCTIONS.items():
-        texts = []
-        for one in (torch.float32, dtype):
+        texts = set()
+        for one in (torch.float32, torch.float16, torch.bfloat16):
             plan = planned_whole(function, tensors(function, shapes, one), {}, function.__name__)
             assert plan.products
-            texts.append(WholeKernel(plan).source())
-        assert texts[0] == texts[1]
+            texts.add(WholeKernel(plan).source())
+        assert len(texts) == 1
 
 
 def explicit(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

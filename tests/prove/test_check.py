@@ -506,7 +506,11 @@ def test_triton_is_checked_under_the_interpreter() -> None:
         assert [line.split()[0] for line in lines] == ["mine::squared_relu:", "triton"]
 
 
-def test_a_wrong_triton_kernel_is_caught_under_the_interpreter(tmp_path: Path) -> None:
+def test_a_wrong_triton_kernel_is_caught_under_the_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [known for known in check_group.CHECKS if known.name in ("shapes", "written")]
+    monkeypatch.setattr(check_group, "CHECKS", tuple(wanted))  # each failure takes seconds
     text = (EXAMPLES / "own_triton_op.py").read_text()
     wrong_text = text.replace("inside = offsets < numel", "inside = offsets < numel - 1", 1)
     assert wrong_text != text
