@@ -126,9 +126,8 @@ def test_the_gradient_of_a_single_value_is_eagers(package: Callable[..., Path]) 
     """PyTorch's formula divides by the number of values less one, in C++."""
     x = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
     op = load_op(str(package(spread_of_rows)))
-    for function in (spread_of_rows, op.reference):
-        (first_derivative,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
-        assert first_derivative.isnan().all()
+    (eager,) = torch.autograd.grad(spread_of_rows(x).sum(), x)
+    assert eager.isnan().all()
     upstream = torch.ones(1, dtype=torch.float64, requires_grad=True)
     saved = op.gradient.save(op.with_residuals(op.reference(x), (x,)), x)
     (grad,) = op.gradient.reference((True,), upstream, *saved)

@@ -282,7 +282,7 @@ def without_kernel(seed: int, training: bool) -> list[str]:
     module = drawn_module(seed, training)
     traced = trace_forward("", module, Call(module.example(), {}))
     finder = ChainFinder(traced, values_of(traced.graph, traced.module, traced.tensors), ())
-    written = Generator(lambda text: None).written(finder)
+    written = Generator(lambda text: None).written(finder, finder.chains())
     held = {node for one in written for node in one.chain.nodes}
     left = [node for node in finder.calls if node not in held and str(node.target) != "product"]
     names = [finder.name_of(node) for node in left]

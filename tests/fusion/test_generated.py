@@ -112,7 +112,8 @@ def test_a_chain_that_fits_no_kernel_is_cut_where_it_stops_to_fit() -> None:
     layers = nn.Sequential(nn.BatchNorm2d(4), nn.Tanh(), nn.MaxPool2d(2), nn.GroupNorm(2, 4))
     traced = trace_forward("", layers, Call((torch.randn(8, 4, 32, 32),), {}))
     values = values_of(traced.graph, traced.module, traced.tensors)
-    written = generate_module.Generator(lambda text: None).written(ChainFinder(traced, values, ()))
+    finder = ChainFinder(traced, values, ())
+    written = generate_module.Generator(lambda text: None).written(finder, finder.chains())
     chains = [one.chain.chain for one in written]
     assert chains == ["batch_norm → tanh → max_pool2d", "group_norm"]
 
@@ -201,7 +202,7 @@ def test_a_kernel_of_a_whole_chain_comes_before_an_operator_for_a_part_of_it(
 
     input = torch.randn(ROWS, WIDTH)
     assert _written(fuse_with_report(step, input)) == [("", "relu6 → softmax → mul", Decision.KEPT)]
-    monkeypatch.setattr(fuse_module.Generator, "written", lambda self, finder: [])
+    monkeypatch.setattr(fuse_module.Generator, "written", lambda self, finder, chains: [])
     with cpu_choice.forced("cpp"):  # what a CPU's table says of this size is another matter
         (tried,) = fuse_with_report(step, input).replacements
     assert (tried.op.short_name, tried.decision) == ("softmax", Decision.KEPT)

@@ -335,7 +335,8 @@ def test_planned_outputs_share_one_node_in_cpp() -> None:
     assert hidden.grad_fn is normed.grad_fn
     assert (hidden.output_nr, normed.output_nr) == (0, 1)
     assert large.grad_fn is None
-    normed.detach().zero_()  # not saved; what is saved is noticed when it changes
+    normed.detach().zero_()  # it is not saved
+    normed.sum().backward(retain_graph=True)
     hidden.detach().zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         normed.sum().backward()

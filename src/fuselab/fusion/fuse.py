@@ -347,9 +347,14 @@ class _Fusion:
             finder = ChainFinder(one.final, values, one.hooked)
             self.seen += len(finder.calls)
             finders.append(finder)
-            written += generator.written(finder)
+            written += generator.written(finder, finder.chains())
         kept, slower = self._tried(generator, written)
-        kept += self._tried(generator, generator.parts(slower))[0]
+        parts = [
+            part
+            for one in slower
+            for part in generator.written(one.finder, one.finder.without_windows(one.chain))
+        ]
+        kept += self._tried(generator, parts)[0]
         for finder, chain, reason in generator.refused:
             owner = _owner(finder.traced, chain.outputs[-1])
             self._leave(owner, finder.traced, f"{chain.chain}: {reason}")

@@ -88,10 +88,11 @@ class Generator:
         self._outcomes: dict[Any, Generated | str] = {}
         self._possible: dict[Any, bool] = {}
 
-    def written(self, finder: ChainFinder) -> list[Written]:
-        """Return the chains of a forward for which eject writes kernels."""
+    def written(self, finder: ChainFinder, chains: Sequence[Chain]) -> list[Written]:
+        """Return those of a forward's ``chains``, or their parts, for which eject writes
+        kernels."""
         found: list[Written] = []
-        waiting = finder.chains()
+        waiting = list(chains)
         while waiting:
             chain = waiting.pop(0)
             reason = self._too_small(finder, chain)
@@ -107,19 +108,6 @@ class Generator:
                     continue
                 reason = outcome
             self.refused.append((finder, chain, reason))
-        return found
-
-    def parts(self, slower: Sequence[Written]) -> list[Written]:
-        """Return smaller chains in place of those whose kernels are not faster: what stands before
-        and behind pooling, which computes it anew for each window."""
-        found = []
-        for one in slower:
-            for chain in one.finder.without_windows(one.chain):
-                if self._too_small(one.finder, chain) is None:
-                    self.progress(f"writing a kernel for {chain.chain}")
-                    outcome = self._outcome(one.finder, chain)
-                    if isinstance(outcome, Generated):
-                        found.append(Written(one.finder, chain, outcome))
         return found
 
     def compile(self, written: Sequence[Written], *, training: bool) -> None:

@@ -87,7 +87,7 @@ Declared = FusedOp | Facts
 
 def facts_of(op: FusedOp) -> Facts:
     """Return the facts of an operator that this process holds. Raises ContractError where its
-    reference is annotated wrongly."""
+    reference, or ``residuals``, is annotated wrongly."""
     return Facts(
         name=op.name,
         parameters=op.parameters,

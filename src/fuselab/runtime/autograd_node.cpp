@@ -63,7 +63,7 @@ struct Formula {
   PyObject* rule;   // name, lookup, id of the backward, implementation, function without a plan
   PyObject* plain;  // a tuple of the saved values, None at `places`, where tensors go
   std::vector<Py_ssize_t> places;
-  std::vector<Output> outputs;
+  std::vector<Output> outputs;  // none where there is one, which has a gradient
 
   // Returns the gradients that are needed, and none for the others. `grads` are those of the
   // outputs that have one. Called under the GIL.
@@ -72,7 +72,6 @@ struct Formula {
     const Py_ssize_t wanted = static_cast<Py_ssize_t>(needed.size());
     // If all inputs that require a gradient are views made under no_grad, none has an edge.
     if (std::ranges::none_of(needed, std::identity())) return variable_list(wanted);
-    if (std::ranges::none_of(grads, &at::Tensor::defined)) return variable_list(wanted);
     Object needs(PyTuple_New(wanted));
     for (Py_ssize_t place = 0; place < wanted; ++place) {
       PyTuple_SET_ITEM(needs.get(), place, PyBool_FromLong(needed[place]));
@@ -107,7 +106,7 @@ struct Formula {
   // Returns the upstream gradient of the only output, or a tuple of those of several: zeros for
   // one that nothing used, as autograd.Function passes them.
   Object upstream(const variable_list& grads) const {
-    if (outputs.size() == 1) return Object(THPVariable_Wrap(grads[0]));
+    if (outputs.empty()) return Object(THPVariable_Wrap(grads[0]));
     Object all(PyTuple_New(static_cast<Py_ssize_t>(outputs.size())));
     auto grad = grads.begin();
     for (std::size_t place = 0; place < outputs.size(); ++place) {
@@ -144,7 +143,7 @@ class PlannedBackward : public Node {
     Py_XDECREF(formula_.plain);
   }
 
-  // Notes an output. Those that have a gradient are the node's inputs, in this order.
+  // Notes one of several outputs. Those that have a gradient are the node's inputs, in this order.
   void note(const at::Tensor& output) {
     formula_.outputs.push_back(
         {output.sizes().vec(), output.options(), output.is_floating_point()});
@@ -208,6 +207,8 @@ class PlannedBackward : public Node {
         swap.get_py_compiler(), name(),
         [formula, needed = needed()](const variable_list& grads,
                                      const std::vector<at::IValue>& saved) {
+          if (std::ranges::none_of(grads, &at::Tensor::defined))
+            return variable_list(needed.size());
           Gil gil;
           return formula(grads, saved[0].toTensorVector(), needed);
         },
@@ -291,7 +292,7 @@ PyObject* attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
   NodePointer node = make_node<NodePointer>(args[3], std::move(edges));
   auto& planned = static_cast<PlannedBackward&>(*node);
   for (at::Tensor& output : outputs) {
-    planned.note(output);
+    if (outputs.size() > 1) planned.note(output);
     if (output.is_floating_point()) torch::autograd::create_gradient_edge(output, node);
   }
   // Saved after the edges are set: a saved output must not own its node.

@@ -1,7 +1,8 @@
 """Choose the blocks of Triton kernels that sweep over rows and columns (``triton_sweep.py``).
 
 A block is what a program works on at a time. The sizes are what was fastest on an H200 over the
-shapes of ``benchmarks/eject_suite``; tuning multiplies them.
+shapes of ``benchmarks/eject_suite``; tuning multiplies them. ``NEIGHBOURS_PER_MULTIPROCESSOR`` was
+timed at one shape, 16384 x 2048 in bfloat16, and ``WARPS_PER_MULTIPROCESSOR`` at none.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ LEAST_NESTED = 256  # columns of a loop between whose turns something is loaded
 LONG_LOOP = 2048  # columns from which the innermost loop is swept over alone
 MOST_PARTIALS = 8192  # partial results that a program adds up: those of its rows
 PROGRAMS_PER_MULTIPROCESSOR = 16  # to which rows are shared out
-NEIGHBOURS_PER_MULTIPROCESSOR = 2  # to which rows are that are neighbours in memory
+NEIGHBOURS_PER_MULTIPROCESSOR = 2  # to which rows are shared out that are neighbours in memory
 WARPS_PER_MULTIPROCESSOR = 12  # below which blocks of shared rows are enlarged
 LEAST_PROGRAMS_PER_MULTIPROCESSOR = 4  # with which rows are not shared out to be read again
 SUMMING_PROGRAMS_PER_MULTIPROCESSOR = 4  # to which rows are shared out that are also summed
@@ -265,7 +266,7 @@ def _parts(
     wanted = shared_by * processors
     # Rows that are swept over twice come from the cache the second time, if one program does it.
     enough = LEAST_PROGRAMS_PER_MULTIPROCESSOR * processors if reducing.stores_columns else wanted
-    if programs == 0 or 2 * programs > wanted or programs >= min(enough, wanted):
+    if programs == 0 or 2 * programs > wanted or programs >= enough:
         return 1
     # A share of less than two blocks is not worth another launch.
     most = swept.columns.numel * block.rows // (2 * LOOPED_BLOCK)

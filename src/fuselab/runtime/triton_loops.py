@@ -440,8 +440,9 @@ def squares_about_mean(squares, totals, about, count, PARTS: tl.constexpr):
     """Return each row's sum of squared deviations from its mean, from the sums of ``count`` terms
     and of the squares of their distances from ``about``. With ``PARTS = 0`` that is the mean.
 
-    What is subtracted is small beside the squares unless the first block, whose mean ``about`` is,
-    has few of the terms: at worst it is larger by the number of blocks.
+    With m the mean of all n terms and a that of the first b, the squares exceed the result r by
+    n (m - a)^2, and b (m - a)^2 <= r: they are at most 1 + n / b times as large, and so is the
+    error of their rounding.
     """
     squares = of_rows(tl.sum(squares, 1))
     if PARTS != 0:
