@@ -201,3 +201,37 @@ def test_a_kernel_of_a_cuda_file_is_named_behind_a_colon_and_templates_are_told(
     assert "third is bound to 64 threads per block" in capsys.readouterr().err
     assert run(["asm", VECTOR_ADD, "--threads", "128"]) == 2
     assert "--threads is for a .cu file" in capsys.readouterr().err
+
+
+DECORATED = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.autotune([triton.Config({"BLOCK": n}, num_warps=2) for n in (512, 64)], key=["numel"])
+@triton.heuristics({"EVEN": lambda values: values["numel"] % values["BLOCK"] == 0})
+@triton.jit
+def copy_kernel(x, out, numel, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = (offsets < numel) | EVEN
+    tl.store(out + offsets, tl.load(x + offsets, inside), inside)
+
+
+def get_inputs():
+    x = torch.ones(1024)
+    return OFFERED
+"""
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_decorated_kernel_is_compiled_as_its_decorators_choose(launched, tmp_path, capsys):
+    file, result = tmp_path / f"kernels_{launched}.py", tmp_path / "asm.json"
+    launcher = "\n\ndef copied(x):\n    copy_kernel[(2,)](x, torch.empty_like(x), x.numel())\n"
+    offered = "[x]" if launched else "[x, torch.empty_like(x), 1024]"
+    file.write_text(DECORATED.replace("OFFERED", offered) + launcher * launched)
+    text = called(capsys, f"{file}:copy_kernel", "--json", str(result))
+    (kernel,) = json.loads(result.read_text())["kernels"]
+    chosen = {"BLOCK": "512", "EVEN": "True", "num_warps": "2", "num_stages": "3"}
+    assert kernel["settings"] == chosen
+    assert "among 2 configurations of copy_kernel" in " ".join(text.split())

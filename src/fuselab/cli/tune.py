@@ -15,8 +15,11 @@ def add(app: typer.Typer) -> None:
 
 
 def tune(
-    kernel: Annotated[
-        str, typer.Argument(metavar="FILE:KERNEL", help="A @triton.jit kernel in a plain file.")
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE:NAME", help="A @triton.jit kernel, or a function that launches one."
+        ),
     ],
     lists: Annotated[
         list[str] | None,
@@ -30,23 +33,29 @@ def tune(
         str | None,
         option("The programs, by the kernel's arguments: 'cdiv(numel, BLOCK)'.", "EXPR"),
     ] = None,
+    kernel: Annotated[
+        str | None, option("Of several that a function launches, this one.", "NAME")
+    ] = None,
     budget: Annotated[float, option("Seconds of timing.", "S")] = 10.0,
     device: Device = "auto",
     json: Json = None,
 ) -> None:
     """Time a bare Triton kernel's settings on a GPU.
 
-    Arguments are those of get_inputs() in the file. Settings with other results are listed as
-    wrong. An operator is tuned by 'fuselab bench OP --tune'.
+    Arguments are those of get_inputs() in the file, or those that a function called with them gives
+    the kernel. Of a kernel with @triton.autotune its own configurations are timed. Settings with
+    other results are listed as wrong. An operator is tuned by 'fuselab bench OP --tune'.
     """
-    from fuselab.packaging.tune_kernel import lists_of, on_gpu, planned, tuned
+    from fuselab.packaging.tune_kernel import gpu_of, lists_of, planned, tuned, without_gpu
     from fuselab.report.progress import say
     from fuselab.report.result import write_result
     from fuselab.report.tune_text import tune_text
 
-    plan = planned(kernel, lists_of(lists or ()), grid)
-    where = on_gpu(device, kernel)
+    where = gpu_of(device)
+    plan = planned(target, lists_of(lists or ()), grid, kernel, where)
+    if where is None:
+        raise without_gpu(target, plan)
     say(f"fuselab: {plan.name}, {len(plan.settings)} settings ...")
-    facts = {"target": kernel, **tuned(plan, where, budget)}
+    facts = {"target": target, **tuned(plan, where, budget)}
     print(tune_text(facts))
     write_result(json, "tune", facts, where)

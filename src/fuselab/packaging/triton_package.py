@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fuselab.errors import FuselabError, TargetError
 from fuselab.inspect.assembly import subjects, triton_compile
+from fuselab.inspect.assembly.kernel_decorators import taken_apart
 from fuselab.packaging import arguments, triton_roles
 from fuselab.packaging.arguments import KernelParameter, Launch
 from fuselab.packaging.definition import MISSING, Definition, Parameter, literal, parameters_of
@@ -267,17 +268,6 @@ def _size(name: str, roles: triton_roles.Roles) -> str:
     return "width" if is_width else ""
 
 
-def chosen_by_decorators(kernel: Any) -> set[str]:
-    """Return the constants that a kernel's own autotune or heuristics give."""
-    found: set[str] = set()
-    while not (hasattr(kernel, "arg_names") and hasattr(kernel, "params")):
-        for one in getattr(kernel, "configs", ()):
-            found |= set(one.kwargs)
-        found |= set(getattr(kernel, "values", ()))
-        kernel = kernel.fn
-    return found
-
-
 def with_kernel(
     source: Source, kernel: Sequence[KernelParameter], definition: Definition
 ) -> Written:
@@ -285,7 +275,7 @@ def with_kernel(
     cut = sliced(source.path, [source.name])
     roles = roles_of(source)
     launch = arguments.arranged(kernel, definition)
-    tuned = chosen_by_decorators(source.chosen)
+    tuned = taken_apart(source.chosen).chosen
     block = None if tuned else _block(kernel, roles)
     left = [one for one in kernel if one.name not in tuned]
     constants = _constants(left, roles, launch, block)

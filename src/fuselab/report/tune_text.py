@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fuselab.report.numbers import digits
+from fuselab.report.screen import folded
 
 _SHOWN = 12
 
@@ -17,6 +18,7 @@ def tune_text(facts: Mapping[str, Any]) -> str:
     timed = [row for row in rows if row["us"] is not None]
     refused = [row for row in rows if row["us"] is None]
     lines = [f"{facts['kernel']}, us per call, cold L2"]
+    lines += [line for note in facts["notes"] for line in folded("  note: ", note)]
     shown = timed[:_SHOWN]
     if facts["first"] in timed[_SHOWN:]:
         shown.append(facts["first"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -23,6 +23,7 @@ from fuselab.errors import ArgumentError, MissingTargetError, TargetError, Unkno
 from fuselab.inspect.assembly import cuda_compile, launches, triton_compile
 from fuselab.inspect.assembly.architectures import Architecture
 from fuselab.inspect.assembly.kernel import Kernel
+from fuselab.inspect.assembly.kernel_decorators import taken_apart
 from fuselab.inspect.assembly.pretended_gpu import pretended_gpu
 from fuselab.op import FusedOp
 from fuselab.prove import load as loading
@@ -202,7 +203,55 @@ def _of_file(request: Request, module: ModuleType, path: Path, name: str) -> Com
             "write get_inputs() in the file, which returns the kernel's arguments."
         )
     args, kwargs = inputs_of(offer, path)
+    launcher = launcher_for(module, chosen, args, kwargs, path)
+    if launcher is not None:
+        request = replace(request, kernel=triton_compile.jit_function(chosen).__name__)
+        return _of_launcher(request, launcher, offer, path, kernels)
     return _of_kernel(request, chosen, args, kwargs)
+
+
+def missing_of(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of a kernel that neither a call nor its decorators give."""
+    decorated = taken_apart(kernel)
+    given = {*decorated.function.arg_names[: len(args)], *kwargs, *decorated.chosen}
+    return [
+        one.name
+        for one in decorated.function.params
+        if one.name not in given and one.default is inspect.Parameter.empty
+    ]
+
+
+def launcher_for(
+    module: ModuleType, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], path: Path
+) -> Any | None:
+    """Return the function of a file that launches ``kernel`` and takes these arguments; None where
+    they are the kernel's own, or no function launches it. Raises TargetError for several."""
+    function = triton_compile.jit_function(kernel)
+    names = function.arg_names
+    is_known = {*kwargs} <= {*names, *triton_compile.OPTIONS}
+    if is_known and len(args) <= len(names) and not missing_of(kernel, args, kwargs):
+        return None
+    own = [name for name, one in kernels_in(module).items() if one is kernel]
+    name = next(iter(own), function.__name__)
+    functions = {
+        one: function
+        for one, function in launchers_in(module, {name: kernel}).items()
+        if _takes(function, args, kwargs)
+    }
+    if len(functions) > 1:
+        raise TargetError(
+            f"{path} has several functions that launch {name} ({_listed(functions)}); name one: "
+            f"{path}:{next(iter(functions))}."
+        )
+    return next(iter(functions.values()), None)
+
+
+def _takes(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def _of_launcher(
@@ -242,14 +291,11 @@ def _of_kernel(
     request: Request, kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Compiled:
     """Compile a bare kernel for the arguments that its file offers."""
-    function = triton_compile.jit_function(kernel)
+    decorated = taken_apart(kernel)
+    function = decorated.function
+    first = decorated.configurations[0].setting if decorated.configurations else {}
     given = dict(zip(function.arg_names, args, strict=False)) | dict(kwargs)
-    missing = [
-        parameter.name
-        for parameter in function.params
-        if parameter.name not in {**given, **request.settings}
-        and parameter.default is inspect.Parameter.empty
-    ]
+    missing = missing_of(kernel, (), {**given, **request.settings})
     if missing or len(args) > len(function.arg_names):
         raise TargetError(
             f"get_inputs() must return the arguments of {function.__name__}"
@@ -257,13 +303,16 @@ def _of_kernel(
             + (f" and lacks {', '.join(missing)}." if missing else ".")
         )
     with pretended_gpu(request.architecture, _unexpected, _unexpected) as gpu:
-        moved = gpu.moved({**given, **dict(request.settings)})
+        moved = gpu.moved({**first, **given, **dict(request.settings)})
         with gpu.fake:
+            moved = decorated.completed(moved, request.settings)
             made = triton_compile.compiled_launch(
                 kernel, request.architecture, (), moved, run=gpu.run_triton
             )
     launches.check_settings([made], request.settings)
-    return Compiled(request.spec, request.architecture, (made,), described(args, kwargs))
+    notes = tuple(_tuned({function.__name__: kernel}, [made]))
+    case = described(args, kwargs)
+    return Compiled(request.spec, request.architecture, (made,), case, notes)
 
 
 def _unexpected(*args: Any) -> None:
