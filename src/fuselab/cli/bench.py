@@ -112,7 +112,7 @@ def bench(
     from fuselab.prove import bench_against
     from fuselab.prove.load import load
     from fuselab.report import files, plots, tables
-    from fuselab.report.result import read_result
+    from fuselab.report.result import read_result, write_payload
 
     if plot is not None:
         plots.check_plot(plot)
@@ -144,8 +144,7 @@ def bench(
         payload["against"] = compared
     for line in result.failures:
         say(f"FAIL {line}")
-    if json is not None:
-        files.write_json(json, payload)
+    write_payload(json, payload)
     if plot is not None:
         with files.replacing(plot) as temporary:
             plots.bench_plot(result, temporary)
@@ -170,8 +169,8 @@ def _from_outside(context: typer.Context, op: str, provider: str | None, json: P
     from fuselab.measure.fresh import run_pinned
     from fuselab.prove.bench_outside import measured_outside
     from fuselab.prove.load import refuse_unknown
-    from fuselab.report import files, tables
-    from fuselab.report.result import read_result
+    from fuselab.report import tables
+    from fuselab.report.result import read_result, write_payload
 
     refuse_unknown(op)
     with tempfile.TemporaryDirectory(prefix="fuselab-bench-") as folder:
@@ -189,8 +188,7 @@ def _from_outside(context: typer.Context, op: str, provider: str | None, json: P
     for one in outside:
         screen.print(one.line, soft_wrap=True)
     payload["outside"] = [asdict(one) for one in outside]
-    if json is not None:
-        files.write_json(json, payload)
+    write_payload(json, payload)
     return 1 if any(one.problem for one in outside) else status
 
 
@@ -199,7 +197,8 @@ def _tune(given: dict[str, Any], device: torch.device) -> None:
     one."""
     from fuselab.prove.load import load_op
     from fuselab.prove.tune import tune
-    from fuselab.report import files, tables
+    from fuselab.report import tables
+    from fuselab.report.result import write_payload
 
     found = tune(
         load_op(given["op"]),
@@ -215,8 +214,7 @@ def _tune(given: dict[str, Any], device: torch.device) -> None:
         progress=say,
     )
     tables.console().print(tables.tuning_table(found))
-    if given["json"] is not None:
-        files.write_json(given["json"], found.to_json())
+    write_payload(given["json"], found.to_json())
     if found.wrong or not any(one.is_chosen for case in found.cases for one in case.tried):
         raise typer.Exit(1)
 
@@ -225,6 +223,7 @@ def _survey(given: dict[str, Any]) -> None:
     """Run --survey: print the map, and exit with status 1 for a wrong result."""
     from fuselab.device.select import select
     from fuselab.report import files, plots, survey_plot, survey_text, tables
+    from fuselab.report.result import write_payload
 
     others = {
         "--tune": given["tune"],
@@ -272,8 +271,7 @@ def _survey(given: dict[str, Any]) -> None:
     tables.console().print(survey_text.survey_table(found))
     for line in found.failures:
         say(f"FAIL {line}")
-    if given["json"] is not None:
-        files.write_json(given["json"], found.to_json())
+    write_payload(given["json"], found.to_json())
     if given["plot"] is not None:
         with files.replacing(given["plot"]) as temporary:
             survey_plot.survey_plot(found, temporary)

@@ -13,7 +13,7 @@ import typer
 from click.core import ParameterSource
 
 from fuselab.errors import OutputError, UnknownNameError
-from fuselab.report import files
+from fuselab.report import files, standard_output
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +28,23 @@ class Written(click.ParamType[Any]):
         self.check = check
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if str(value) == standard_output.NAME:
+            name = param.opts[-1] if param is not None else "a result"
+            raise OutputError(f"{name} -: give a name; of results only --json goes to stdout.")
         self.check(value)
         return value
+
+
+class WrittenJson(Written):
+    """The path of ``--json``; ``-`` is standard output."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if str(value) == standard_output.NAME:
+            return value
+        named = super().convert(value, param, ctx)
+        # A path drops the folder of "./-", and that is a file.
+        is_odd = os.path.normpath(named) == standard_output.NAME
+        return os.path.abspath(named) if is_odd else named
 
 
 def option(help: str, metavar: str | None = None, *names: str, **settings: Any) -> Any:
@@ -51,7 +66,13 @@ FILE = Written(files.check_destination)
 FOLDER = Written(files.check_folder)
 
 Json = Annotated[
-    Path | None, option("Write the result as JSON too.", "FILE", "--json", click_type=FILE)
+    Path | None,
+    option(
+        "Write the result as JSON too; - is stdout, and the text then goes to stderr.",
+        "FILE",
+        "--json",
+        click_type=WrittenJson(files.check_destination),
+    ),
 ]
 Device = Annotated[str, option("auto, cpu, cuda or cuda:N.")]
 Target = Annotated[
@@ -88,7 +109,9 @@ def run_with_pinned_allocation(context: click.Context, device: torch.device) -> 
     from fuselab.measure.fresh import allocation_is_pinned, run_pinned
 
     if device.type == "cpu" and not allocation_is_pinned():
-        raise typer.Exit(run_pinned("fuselab", call_of(context)))
+        with standard_output.given_back():
+            status = run_pinned("fuselab", call_of(context))
+        raise typer.Exit(status)
 
 
 class Verb(typer.core.TyperCommand):
@@ -101,6 +124,8 @@ class Verb(typer.core.TyperCommand):
             name = parameter.name or ""
             given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
             words = _words(ctx.params[name]) if given else []
+            if words == [standard_output.NAME]:
+                continue
             if isinstance(parameter.type, Written):
                 written += [(parameter.opts[-1], word) for word in words]
             else:
@@ -112,7 +137,10 @@ class Verb(typer.core.TyperCommand):
                     f"{written_by} {value} would take the place of what this call reads; give "
                     "another name."
                 )
-        return super().invoke(ctx)
+        if str(ctx.params.get("json")) != standard_output.NAME:
+            return super().invoke(ctx)
+        with standard_output.kept_for_json():
+            return super().invoke(ctx)
 
 
 class Verbs(typer.Typer):

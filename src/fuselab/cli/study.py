@@ -51,7 +51,7 @@ def study(
     from fuselab.report import files
     from fuselab.report.html import study_page
     from fuselab.report.progress import say
-    from fuselab.report.result import result
+    from fuselab.report.result import result, write_payload
     from fuselab.report.screen import cut
     from fuselab.report.study_text import study_text
     from fuselab.study.run import study as run
@@ -75,8 +75,7 @@ def study(
         page = output / "report.html"
         files.write_json(output / "report.json", facts)
         files.write_text(page, study_page(facts))
-    if json is not None:
-        files.write_json(json, facts)
+    write_payload(json, facts)
     print(study_text(facts))
     print(f"\nreport: {page}")
     if any(check.verdict == "FAIL" for check in found.checks):

@@ -12,7 +12,7 @@ import torch
 
 from fuselab.device import environment
 from fuselab.errors import ArgumentError
-from fuselab.report import files
+from fuselab.report import files, standard_output
 from fuselab.schema import SCHEMA
 
 
@@ -30,10 +30,20 @@ def write_result(
     facts: Mapping[str, Any],
     device: torch.device | None = None,
 ) -> None:
-    """Write ``facts`` with the common keys as JSON; with None, the call has no ``--json``. Raises
-    OutputError."""
+    """Write ``facts`` with the common keys as ``--json`` says. Raises OutputError."""
     if path is not None:
-        files.write_json(path, result(verb, facts, device))
+        write_payload(path, result(verb, facts, device))
+
+
+def write_payload(path: str | os.PathLike[str] | None, payload: Mapping[str, Any]) -> None:
+    """Write a finished payload as ``--json`` says: to a file, or for ``-`` to standard output; with
+    None, the call has no ``--json``. Raises OutputError."""
+    if path is None:
+        return
+    if os.fspath(path) == standard_output.NAME:
+        standard_output.write(files.json_text(payload))
+    else:
+        files.write_json(path, payload)
 
 
 def read_result(path: str | os.PathLike[str], verb: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fuselab.cli.options import FILE, FOLDER, Json, call_of, flag, option
+from fuselab.report import standard_output
 from fuselab.report.progress import say
 
 if TYPE_CHECKING:
@@ -94,7 +95,9 @@ def dlrm(
     torchrun, the tables are shared out; --batch-size counts the rows of all ranks together.
     """
     if gpus is not None or ranks is not None:
-        raise typer.Exit(_launched(context, gpus, ranks, device))
+        with standard_output.given_back():
+            status = _launched(context, gpus, ranks, device)
+        raise typer.Exit(status)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
     import torch
