@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
@@ -235,6 +236,129 @@ def test_what_a_cuda_file_does_not_say_is_left_to_fill_in(files: Path) -> None:
         "example inputs",
     ]
     assert "DTYPES = (torch.float32,)" in made.files["op.py"]
+
+
+BLOCKS = """
+#include <torch/extension.h>
+#define ROWS 4
+constexpr int WIDTH = 64;
+
+__global__ void bounded(const float* x, float* out, int n) __attribute__((unused));
+__global__ void __launch_bounds__(2 * WIDTH) bounds(const float* x, float* out, int n) {
+  out[blockIdx.x] = x[threadIdx.x];
+}
+__global__ void positions(const float* x, float* out, int n) {
+  int i = blockIdx.x * WIDTH + (int)threadIdx.x;
+  if (i < n) out[i] = x[i];
+}
+__global__ void strides(const float* x, float* out, int n) {
+  const int lane = threadIdx.x;
+  for (int i = lane; i < n; i += 96) out[blockIdx.x * n + i] = x[i];
+}
+__global__ void tile(const float* x, float* out, int n) {
+  __shared__ float held[ROWS][WIDTH + 1];
+  held[threadIdx.y][threadIdx.x] = x[n];
+  out[blockIdx.x] = held[0][0];
+}
+__global__ void any_size(const float* x, float* out, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = x[i];
+}
+__global__ void unsaid(const float* x, float* out, int n) {
+  out[blockIdx.x * n] = x[threadIdx.x];
+}
+template <typename T, int BLOCK>
+__global__ void templated(const T* x, T* out, int n) {
+  __shared__ T held[BLOCK];
+  held[threadIdx.x] = x[n];
+  out[blockIdx.x] = held[0];
+}
+template <typename T, int UNROLL, bool FAST = true>
+__global__ void unrolled(const T* x, T* out, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = FAST ? x[i] : x[i] * T(UNROLL);
+}
+template <typename T, int BLOCK>
+__global__ void wrapped(const T* x, T* out, int n) { out[blockIdx.x] = x[threadIdx.x]; }
+template <typename T, int NUM>
+void launch(const torch::Tensor& x, torch::Tensor& out) {
+  wrapped<T, NUM><<<x.size(0), NUM>>>(x.data_ptr<T>(), out.data_ptr<T>(), x.size(1));
+}
+void run(const torch::Tensor& x, torch::Tensor& out) { launch<float, 192>(x, out); }
+__global__ void by_size(const float* x, float* out, int n) { out[blockIdx.x] = x[threadIdx.x]; }
+void sized(const torch::Tensor& x, torch::Tensor& out) {
+  const int threads = std::min<int>(x.size(1), 512);
+  by_size<<<x.size(0), threads>>>(x.data_ptr<float>(), out.data_ptr<float>(), x.size(1));
+}
+__global__ void by_caller(const float* x, float* out, int n) { out[blockIdx.x] = x[threadIdx.x]; }
+void called(const torch::Tensor& x, torch::Tensor& out, int threads) {
+  by_caller<<<x.size(0), threads>>>(x.data_ptr<float>(), out.data_ptr<float>(), x.size(1));
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "asked", "block", "note"),
+    [
+        ("bounds", [], "(128, 1, 1)", "blocks of 128 threads, as its __launch_bounds__ allow"),
+        ("bounds", ["--block", "32"], "(32, 1, 1)", None),
+        ("positions", [], "(64, 1, 1)", "blocks of 64 threads, as its text says"),
+        ("strides", [], "(96, 1, 1)", "blocks of 96 threads, as its text says"),
+        ("tile", [], "(64, 4, 1)", "blocks of 64 x 4 threads, as its text says"),
+        ("any_size", [], "(256, 1, 1)", "256 threads, and takes any, since it reads blockDim"),
+        ("any_size", ["--block", "96"], "(96, 1, 1)", None),
+        ("unsaid", ["--block", "32,2"], "(32, 2, 1)", None),
+        ("templated", ["--block", "64"], "(64, 1, 1)", None),
+        ("templated", ["--set", "BLOCK=128"], "(128, 1, 1)", "128 threads, as its text says"),
+        ("unrolled", ["--set", "UNROLL=4"], "(256, 1, 1)", "takes any"),
+        ("wrapped", [], "(192, 1, 1)", None),
+        ("by_size", [], "(min(x.shape[1], 512), 1, 1)", None),
+        ("by_caller", ["--block", "64"], "(64, 1, 1)", None),
+    ],
+)
+def test_the_block_is_what_the_file_says(
+    files: Path, kernel: str, asked: list[str], block: str, note: str | None
+) -> None:
+    Path("blocks.cu").write_text(BLOCKS)
+    result = Path("made.json")
+    assert new("made", "--from", f"blocks.cu:{kernel}", *asked, "--json", str(result)) == 0
+    contract = Path("made/op.py").read_text()
+    assert f"grid, {block}, (" in " ".join(contract.split())
+    notes = [one for one in json.loads(result.read_text())["guesses"] if "runs in blocks" in one]
+    assert (note is None and not notes) or (len(notes) == 1 and note in notes[0])
+    constants = {"templated": f"<float,{block[1:].split(',')[0]}>", "unrolled": "<float,4,true>"}
+    assert constants.get(kernel, "") in contract
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["unsaid"], "does not say how many threads a block of unsaid has; give --block 256"),
+        (["by_caller"], "how many threads ('threads') a block of by_caller has; give --block"),
+        (["templated"], "does not say how many threads a block of templated has; give --block"),
+        (["unrolled"], "does not say what UNROLL of unrolled's template is; give --set UNROLL="),
+        (["unrolled", "--set", "OTHER=1"], "has the constants UNROLL, FAST"),
+        (["unrolled", "--set", "UNROLL"], "write NAME=VALUE"),
+        (["positions", "--block", "32"], "says 64 threads along x; leave --block out"),
+        (["bounds", "--block", "256"], "__launch_bounds__ of bounds in blocks.cu allow 128 thr"),
+        (["templated", "--block", "64", "--set", "BLOCK=32"], "give one of them"),
+        (["unsaid", "--block", "0"], "write the threads per axis, 256 or 32,8"),
+        (["unsaid", "--block", "64,64"], "a block has at most 1024 threads"),
+    ],
+)
+def test_a_block_that_the_file_does_not_say_is_asked_for(
+    files: Path, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    Path("blocks.cu").write_text(BLOCKS)
+    assert new("made", "--from", f"blocks.cu:{words[0]}", *words[1:]) == 2
+    said = capsys.readouterr().err.strip()
+    assert sentence in said and "\n" not in said
+    assert not Path("made").exists()
+
+
+def test_a_block_is_for_a_cuda_kernel(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert new("made", "--from", "rows.py", "--block", "32") == 2
+    assert "--block and --set are for a .cu kernel" in capsys.readouterr().err
 
 
 def test_a_plain_function_is_ejected(files: Path) -> None:

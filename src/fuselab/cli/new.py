@@ -32,6 +32,14 @@ def new(
     backward: Annotated[
         bool, flag("--backward", "Eject the gradient from the reference, so that it trains.")
     ] = False,
+    block: Annotated[
+        str | None,
+        option("Threads of a .cu kernel's block, if its file does not tell.", "X[,Y[,Z]]"),
+    ] = None,
+    constants: Annotated[
+        list[str] | None,
+        option("A constant of a .cu kernel's template; may repeat.", "NAME=VALUE", "--set"),
+    ] = None,
     output: Annotated[
         Path | None, option("The folder to write; NAME by default.", "DIR", "--output", "-o")
     ] = None,
@@ -47,6 +55,7 @@ def new(
     """
     from fuselab.device.select import select
     from fuselab.ejection.folder import check_folder, write_folder
+    from fuselab.packaging.cuda_block import asked_of
     from fuselab.packaging.new import check_name, new_package
     from fuselab.report.new_text import new_text
     from fuselab.report.result import write_result
@@ -54,7 +63,7 @@ def new(
     check_name(name)
     folder = output or Path(name)
     check_folder(folder, force)
-    made = new_package(name, source, reference, backward)
+    made = new_package(name, source, reference, backward, asked_of(block, constants or ()))
     kept = write_folder(folder, made.files, made.about, force)
     facts = {"source": source, "folder": str(folder), **made.facts, "kept": kept}
     print(new_text(facts))

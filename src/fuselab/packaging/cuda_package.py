@@ -7,16 +7,16 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from fuselab.errors import BuildError, MissingTargetError, TargetError
+from fuselab.errors import ArgumentError, BuildError, MissingTargetError, TargetError
 from fuselab.packaging import arguments, cuda_text
 from fuselab.packaging.arguments import KernelParameter, Launch
+from fuselab.packaging.cuda_block import Asked, Block, block_of
 from fuselab.packaging.cuda_text import HostLaunch, Kernel
 from fuselab.packaging.definition import Definition
 from fuselab.packaging.triton_package import Written
 from fuselab.runtime.cuda_source import CudaSource
 
 ARCHITECTURE = "sm_80"
-THREADS = 256
 # The dtypes that a template is tried with, and their names in CUDA C++.
 CUDA_NAMES = {
     "float32": "float",
@@ -42,12 +42,13 @@ _HEADERS = {"__half": "cuda_fp16.h", "__nv_bfloat16": "cuda_bf16.h"}
 @dataclass(frozen=True)
 class Source:
     """A ``.cu`` file and the kernel of it that becomes the operator. ``code`` is what NVRTC
-    compiles, ``host`` the launch that the file itself has."""
+    compiles, ``host`` the launch that the file itself has, ``block`` the threads of a block."""
 
     path: Path
     kernel: Kernel
     code: str
     host: HostLaunch | None
+    block: Block
     dtypes: tuple[str, ...]
 
     @property
@@ -59,11 +60,12 @@ class Source:
         return self.kernel.parameters
 
 
-def read(path: Path, chosen: str) -> Source:
+def read(path: Path, chosen: str, asked: Asked) -> Source:
     """Return the kernel of a ``.cu`` file: the ``chosen`` one, or the only one that is no backward.
 
     Raises TargetError where there is none, several, or one with parameters that no launch of
-    fuselab passes; BuildError where its code does not compile without the host's.
+    fuselab passes; ArgumentError where the file does not say its block or a constant of its
+    template, and the user neither; BuildError where its code does not compile without the host's.
     """
     if not path.is_file():
         raise MissingTargetError(f"{path}: no such file; give FILE.cu.")
@@ -91,8 +93,9 @@ def read(path: Path, chosen: str) -> Source:
             "numbers of a stated width (int, int64_t, float, double)."
         )
     host = cuda_text.host_launch(text, kernel)
+    block = block_of(path, text, kernel, host, asked)
     code = _with_headers(cuda_text.device_code(text), kernel)
-    return Source(path, kernel, code, host, _dtypes(path, kernel, code, host))
+    return Source(path, kernel, code, host, block, _dtypes(path, kernel, code, block))
 
 
 def _with_headers(code: str, kernel: Kernel) -> str:
@@ -110,7 +113,7 @@ def _is_template(kernel: Kernel) -> bool:
     return any(kind == "type" for kind, _, _ in kernel.template)
 
 
-def _dtypes(path: Path, kernel: Kernel, code: str, host: HostLaunch | None) -> tuple[str, ...]:
+def _dtypes(path: Path, kernel: Kernel, code: str, block: Block) -> tuple[str, ...]:
     """Return the dtypes that the kernel takes: of a template those that compile."""
     pointed = [
         _DTYPES.get(kernel.pointed[one.name])
@@ -132,7 +135,7 @@ def _dtypes(path: Path, kernel: Kernel, code: str, host: HostLaunch | None) -> t
         compiled, failure = [], None
         for dtype in tried:
             try:
-                source.compile(_expression(kernel, host, CUDA_NAMES.get(dtype, "")), ARCHITECTURE)
+                source.compile(_expression(kernel, block, CUDA_NAMES.get(dtype, "")), ARCHITECTURE)
                 compiled.append(dtype)
             except BuildError as error:
                 failure = failure or error
@@ -146,22 +149,17 @@ def _dtypes(path: Path, kernel: Kernel, code: str, host: HostLaunch | None) -> t
     return tuple(compiled)
 
 
-def _expression(kernel: Kernel, host: HostLaunch | None, scalar: str) -> str:
+def _expression(kernel: Kernel, block: Block, scalar: str) -> str:
     """Return an instantiation; ``scalar`` stands for its types."""
     if not kernel.template:
         return kernel.qualified
     values = []
-    for place, (kind, name, default) in enumerate(kernel.template):
-        said = host.template[place] if host and place < len(host.template) else None
+    for kind, name, default in kernel.template:
         if kind == "type":
             is_wide = re.search(r"acc|opmath|compute|wide", name, re.IGNORECASE)
             values.append(default or "float" if is_wide else scalar)
-        elif said is not None and cuda_text.value_of(said) is not None:
-            values.append(said)
-        elif default is not None:
-            values.append(default)
         else:
-            values.append("true" if kind == "bool" else str(THREADS))
+            values.append(block.constants[name])
     return f"{kernel.qualified}<{','.join(values)}>"
 
 
@@ -183,7 +181,7 @@ def written(source: Source, definition: Definition) -> Written:
     template = _is_template(kernel)
     typed = _typed(kernel, launch, definition)
     first = typed[0] if typed else launch.outputs[0]
-    named = _expression(kernel, host, f"{{CUDA_NAMES[{first}.dtype]}}")
+    named = _expression(kernel, source.block, f"{{CUDA_NAMES[{first}.dtype]}}")
     returned = f"return {', '.join(launch.outputs)}"
     if not any(one.kind == arguments.ADDED for one in kernel.parameters) and not launch.blanks:
         lines += [f"if not {launch.outputs[0]}.numel():", f"    {returned}"]
@@ -195,7 +193,6 @@ def written(source: Source, definition: Definition) -> Written:
         f'    SOURCE.launch({"f" * template}"{named}", {given})',
         returned,
     ]
-    _note_constants(source, launch)
     codes = sorted({one.code for one in kernel.parameters if one.code})
     likes = [one for one in ("output_like", "outputs_like") if f"{one}(" in "\n".join(lines)]
     head = ['SOURCE = CudaSource(Path(__file__).with_name("cuda_kernels.cu"))']
@@ -205,7 +202,7 @@ def written(source: Source, definition: Definition) -> Written:
         entries = ", ".join(f'torch.{one}: "{CUDA_NAMES[one]}"' for one in source.dtypes)
         head.append(f"CUDA_NAMES = {{{entries}}}")
     expressions = ", ".join(
-        f'"{_expression(kernel, host, CUDA_NAMES.get(one, ""))}"' for one in source.dtypes
+        f'"{_expression(kernel, source.block, CUDA_NAMES.get(one, ""))}"' for one in source.dtypes
     )
     head += ["# For commands that compile without a GPU.", f"CUDA_EXPRESSIONS = ({expressions},)"]
     return Written(
@@ -278,11 +275,16 @@ def _shape(source: Source, launch: Launch) -> tuple[str, str]:
     """Return the texts of the block and of the grid: the host's, or those that the kernel's own
     positions show."""
     kernel, host = source.kernel, source.host
-    block = host.block if host is not None else None
-    if block is None:
-        block = (kernel.threads or THREADS,)
-        launch.guesses.append(f"{kernel.name} runs in blocks of {block[0]} threads")
-    block_text = f"({', '.join(map(str, (*block, 1, 1)[:3]))})"
+    found = [_renamed(one, source, launch) if host else one for one in source.block.threads]
+    if None in found:
+        raise ArgumentError(
+            f"{kernel.name} runs in blocks of {host.block_text if host else ''}, which its "
+            "launcher cannot compute; give --block 256 or what it needs."
+        )
+    block = tuple(map(str, found))
+    if source.block.note is not None:
+        launch.guesses.append(source.block.note)
+    block_text = f"({', '.join((*block, '1', '1')[:3])})"
     if host is not None and host.grid is not None:
         axes = [_renamed(one, source, launch) for one in host.grid]
         if None not in axes:
@@ -290,7 +292,7 @@ def _shape(source: Source, launch: Launch) -> tuple[str, str]:
     return block_text, _grid_by_text(kernel, launch, block)
 
 
-def _grid_by_text(kernel: Kernel, launch: Launch, block: tuple[int, ...]) -> str:
+def _grid_by_text(kernel: Kernel, launch: Launch, block: tuple[str, ...]) -> str:
     """Return the text of the grid of a kernel in which each thread has one element, or each block
     one row; else a variable to fill in."""
     body = re.sub(r"\((?:\w+|long long)\)(?=blockIdx|blockDim|threadIdx)", "", kernel.body)
@@ -304,7 +306,8 @@ def _grid_by_text(kernel: Kernel, launch: Launch, block: tuple[int, ...]) -> str
             r"threadIdx\.x\+(?:blockIdx\.x\*blockDim\.x|blockDim\.x\*blockIdx\.x)", body
         ):
             launch.guesses.append(f"{kernel.name} runs one thread per {limits[0]}")
-            return f"(-(-{launch.given[limits[0]]} // {block[0]}), 1, 1)"
+            size = block[0] if block[0].isdigit() else f"({block[0]})"
+            return f"(-(-{launch.given[limits[0]]} // {size}), 1, 1)"
         width = launch.given[limits[-1]]
         tensor = width.partition(".")[0]
         if "blockIdx.x" in body and width == f"{tensor}.shape[-1]":
@@ -327,14 +330,3 @@ def _shared(source: Source, launch: Launch) -> str:
         launch.blank("shared_bytes", "the bytes of dynamic shared memory of a block")
         return ", shared_bytes=shared_bytes"
     return f", shared_bytes={said}"
-
-
-def _note_constants(source: Source, launch: Launch) -> None:
-    """Note the template's constants that neither the host's launch nor a default gives."""
-    host = source.host
-    for place, (kind, name, default) in enumerate(source.kernel.template):
-        said = host.template[place] if host and place < len(host.template) else None
-        is_known = said is not None and cuda_text.value_of(said) is not None
-        if kind != "type" and default is None and not is_known:
-            value = "true" if kind == "bool" else str(THREADS)
-            launch.guesses.append(f"the template's {name} is {value}")

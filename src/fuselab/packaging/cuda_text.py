@@ -48,7 +48,8 @@ class Kernel:
     """A ``__global__`` function; ``qualified`` is its name with its namespaces.
 
     ``template`` are its template parameters, as (kind, name, default or None). ``pointed`` is, by
-    pointer, the type that it points to. ``unknown`` are parameters that no launch passes.
+    pointer, the type that it points to. ``bound`` is the first number of its ``__launch_bounds__``
+    as it stands there. ``unknown`` are parameters that no launch passes.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Kernel:
     parameters: tuple[KernelParameter, ...]
     pointed: Mapping[str, str]
     body: str
-    threads: int | None
+    bound: str | None
     unknown: tuple[str, ...] = ()
 
 
@@ -66,13 +67,14 @@ class HostLaunch:
     """A launch in the host code, in Python words; what cannot be said in them is None.
 
     ``given`` is, by place of the kernel's parameter, the text of a size or the name of a tensor of
-    the host code. ``written`` is the launch as it stands there.
+    the host code. ``written`` is the launch as it stands there, and ``block_text`` its block.
     """
 
     written: str
     template: tuple[str, ...] = ()
     grid: tuple[str, ...] | None = None
-    block: tuple[int, ...] | None = None
+    block: tuple[str, ...] | None = None
+    block_text: str = ""
     shared: str = "0"
     given: tuple[str | None, ...] = ()
     tensors: frozenset[str] = field(default_factory=frozenset)
@@ -188,9 +190,9 @@ def kernels_in(text: str) -> list[Kernel]:
         body = plain[start : _closing(plain, start) + 1]
         head = plain[match.end() : opened]
         before = re.search(r"template\s*<([^{};]*)>\s*[^{};>]*$", plain[: match.start()])
-        bound = re.search(r"__launch_bounds__\s*\(\s*(\d+)", head)
+        bound = re.search(r"__launch_bounds__\s*\(\s*([^,)]+)", head)
         around, template = _namespaces(plain, match.start()), before[1] if before else ""
-        given, threads = plain[opened + 1 : closed], int(bound[1]) if bound else None
+        given, threads = plain[opened + 1 : closed], bound[1].strip() if bound else None
         found.append(_kernel(name[1], around, template, given, body, threads))
     return found
 
@@ -237,14 +239,8 @@ def _namespaces(text: str, place: int) -> str:
 
 
 def _kernel(
-    name: str, around: str, template: str, given: str, body: str, threads: int | None
+    name: str, around: str, template: str, given: str, body: str, bound: str | None
 ) -> Kernel:
-    of_template = []
-    for one in split(template):
-        left, _, default = one.partition("=")
-        words = left.split()
-        kind = "type" if words[0] in ("typename", "class") else " ".join(words[:-1])
-        of_template.append((kind, words[-1], default.strip() or None))
     parameters, pointed, unknown = [], {}, []
     for one in split(given):
         text = re.sub(r"\b__restrict__\b|\b__restrict\b|\brestrict\b|__grid_constant__", " ", one)
@@ -266,13 +262,22 @@ def _kernel(
     return Kernel(
         name,
         f"{around}{name}",
-        tuple(of_template),
+        tuple(_template_of(template)),
         tuple(parameters),
         pointed,
         body,
-        threads,
+        bound,
         tuple(unknown),
     )
+
+
+def _template_of(text: str) -> Iterator[tuple[str, str, str | None]]:
+    """Yield the parameters of a template: (kind, name, default or None)."""
+    for one in split(text):
+        left, _, default = one.partition("=")
+        words = left.split()
+        kind = "type" if words[0] in ("typename", "class") else " ".join(words[:-1])
+        yield kind, words[-1], default.strip() or None
 
 
 def _access(name: str, kind: str, body: str) -> str:
@@ -304,6 +309,7 @@ def host_launch(text: str, kernel: Kernel) -> HostLaunch | None:
     before = plain[: match.start()]
     start = max(before.rfind("\n}"), 0)
     words = _Host(plain, before[start:])
+    words.variables |= _wrapper_constants(plain, match.start())
     config = split(match[2])
     template = tuple(
         str(words.number(one)) if words.number(one) is not None else one
@@ -313,7 +319,11 @@ def host_launch(text: str, kernel: Kernel) -> HostLaunch | None:
     is_general = bool(words.tensors)
     grid = words.dimensions(config[0]) if is_general else None
     block = words.dimensions(config[1]) if len(config) > 1 else None
-    numbers = tuple(words.number(one) for one in block or ())
+    numbers = [words.number(one) for one in block or ()]
+    if block and None not in numbers:
+        block = tuple(map(str, numbers))
+    elif not is_general:
+        block = None
     shared = words.python(config[2]) if len(config) > 2 and is_general else "0"
     given = []
     for one in split(plain[match.end() : end]):
@@ -323,11 +333,45 @@ def host_launch(text: str, kernel: Kernel) -> HostLaunch | None:
         " ".join(plain[match.start() : end + 1].split()),
         template,
         grid,
-        tuple(map(int, numbers)) if block and None not in numbers else None,  # type: ignore[arg-type]
+        block,
+        " ".join(config[1].split()) if len(config) > 1 else "",
         shared or "0",
         tuple(given),
         frozenset(words.tensors),
     )
+
+
+def _wrapper_constants(text: str, place: int) -> dict[str, str]:
+    """Return the template's constants of the host function around a place, as the first call of it
+    in the file names them: ``launch<float, 128>(...)``."""
+    heads = r"template\s*<([^{};]*)>\s*[^{};()]*?\b(\w+)\s*\([^{};]*\)\s*\{"
+    for head in re.finditer(heads, text[:place]):
+        called = re.search(rf"\b{head[2]}\s*<([^;<>(){{}}]*)>\s*\(", text)
+        if called is not None and _closing(text, head.end() - 1) > place:
+            given = zip(_template_of(head[1]), split(called[1]), strict=False)
+            return {name: said for (kind, name, _), said in given if kind != "type"}
+    return {}
+
+
+def _outside_functions(text: str, first: int, last: int) -> str:
+    """Return the declarations of a file and of its namespaces, without functions and classes."""
+    kept = []
+    for start, end in _chunks(text, first, last):
+        opened = _SCOPE.match(text[start:end])
+        if opened is not None:
+            inner = start + opened.end()
+            kept.append(_outside_functions(text, inner, _closing(text, inner - 1)))
+        elif "{" not in text[start:end]:
+            kept.append(text[start:end])
+    return "".join(kept)
+
+
+def constant(text: str, expression: str, known: Mapping[str, str]) -> int | None:
+    """Return the value of a whole-number expression of a file's constants and macros, and of the
+    ``known`` constants of a template; None if it has none."""
+    words = _Host(without_comments(text), "")
+    words.variables |= known
+    return words.number(expression) if expression else None
 
 
 class _Host:
@@ -336,7 +380,8 @@ class _Host:
     def __init__(self, text: str, function: str) -> None:
         declared = r"(?:const\s+|constexpr\s+|static\s+)*(?:auto|int|int32_t|int64_t|long|size_t|"
         declared += r"unsigned|unsigned int|uint32_t|float|double|dim3)\s+(?:const\s+)?"
-        self.variables = dict(re.findall(rf"{declared}(\w+)\s*=\s*([^;]+);", text))
+        shared = _outside_functions(text, 0, len(text))  # other functions' variables are theirs
+        self.variables = dict(re.findall(rf"{declared}(\w+)\s*=\s*([^;]+);", shared))
         self.variables |= dict(re.findall(rf"{declared}(\w+)\s*=\s*([^;]+);", function))
         self.variables |= dict(re.findall(r"\bdim3\s+(\w+)\s*\(([^;]*)\);", function))
         self.variables |= dict(re.findall(r"#\s*define\s+(\w+)\s+(\d+)\s*$", text, re.MULTILINE))

@@ -22,6 +22,7 @@ from fuselab.inspect.assembly import subjects
 from fuselab.inspect.user_code import raising_target_error
 from fuselab.packaging import arguments, cuda_package, triton_package
 from fuselab.packaging.arguments import KernelParameter, plain_name
+from fuselab.packaging.cuda_block import Asked
 from fuselab.packaging.definition import Definition, of_callable, parameters_of, undefined
 from fuselab.packaging.triton_package import Source
 from fuselab.packaging.write_package import New, files_of
@@ -38,7 +39,11 @@ class Made:
 
 
 def new_package(
-    name: str, source: str, reference: str | None = None, backward: bool = False
+    name: str,
+    source: str,
+    reference: str | None = None,
+    backward: bool = False,
+    asked: Asked | None = None,
 ) -> Made:
     """Return the files of the package ``name`` made of ``source``.
 
@@ -48,6 +53,7 @@ def new_package(
             where there are several; or a plain PyTorch function or module as a TARGET.
         reference: the function that defines what the kernel computes, as a TARGET.
         backward: True ejects the gradient from ``reference``.
+        asked: what a ``.cu`` file does not say of its kernel.
 
     Raises:
         ArgumentError, TargetError: the call, a file or what it defines does not fit.
@@ -62,7 +68,9 @@ def new_package(
     place, _, chosen = source.partition(":")
     path = Path(place).expanduser()
     if path.suffix in (".cu", ".cuh"):
-        return _of_cuda(name, source, path, chosen, reference, backward)
+        return _of_cuda(name, source, path, chosen, reference, backward, asked or Asked())
+    if asked is not None:
+        raise ArgumentError(f"--block and --set are for a .cu kernel, and {source} is none.")
     if path.suffix == ".py":
         module = subjects.module_of(path)
         if subjects.holds_operator(module, chosen):
@@ -134,9 +142,15 @@ def _of_triton(
 
 
 def _of_cuda(
-    name: str, spec: str, path: Path, chosen: str, reference: str | None, backward: bool
+    name: str,
+    spec: str,
+    path: Path,
+    chosen: str,
+    reference: str | None,
+    backward: bool,
+    asked: Asked,
 ) -> Made:
-    source = cuda_package.read(path, chosen)
+    source = cuda_package.read(path, chosen, asked)
     definition: Definition
     if reference is not None:
         function, args, kwargs = _reference(reference, path, None, None)
