@@ -198,10 +198,35 @@ def test_the_command_writes_json_and_its_status_says_no(
     assert "1 of 2 right (seed 5)" in screen.out and f"WRONG {arguments[2]}" in screen.out
     written = json.loads(target.read_text())
     assert (written["schema"], written["verb"], written["seed"]) == (1, "judge", 5)
-    assert written["passed"] is False
+    assert (written["complete"], written["passed"]) == (True, False)
     assert [answer["verdict"] for answer in written["answers"]] == ["RIGHT", "WRONG"]
     assert written["answers"][0]["speed"]["against"]["eager"]["median_us"] > 0
     assert run(["judge", *arguments[:2], *common[:-2]]) == 0
+
+
+def test_every_verdict_is_in_the_file_as_soon_as_it_is_there(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = files / "judge.json"
+    seen: list[dict[str, object]] = []
+    judge_one = judge_problem._judge
+
+    def stopped(*args: object) -> AnswerReport:
+        seen.append(json.loads(target.read_text()))  # what a program that reads along finds
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return judge_one(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(judge_problem, "_judge", stopped)
+    words = [str(files / f"{name}.py") for name in ("problem", "zeros", "right", "cast")]
+    given = ["judge", *words, "--quick", "--device", "cpu", "--json", str(target)]
+    assert run(given) == 130
+    verdicts = [[one["verdict"] for one in each["answers"]] for each in seen]
+    assert verdicts == [[], ["WRONG"], ["WRONG", "RIGHT"]]
+    assert seen[0]["candidates"] == words[1:]
+    assert [each["complete"] for each in seen] == [False] * 3
+    assert json.loads(target.read_text()) == seen[-1] and seen[-1]["passed"] is False
+    assert "2 of 3: RIGHT" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import typer
 
 from fuselab.cli.options import Device, Json, flag, option
 from fuselab.device.select import select
-from fuselab.prove.judge_problem import judge_problem
+from fuselab.prove.judge_problem import ProblemReport, judge_problem
 from fuselab.prove.processes import CALL_LIMIT_S
+from fuselab.report import standard_output
 from fuselab.report.judge_text import show_judgements
 from fuselab.report.progress import say
 from fuselab.report.result import write_result
@@ -41,9 +42,15 @@ def judge(
 ) -> None:
     """Judge answers to a problem: right or not, how fast.
 
-    Each runs in a process of its own. Exit status 1 if any is not right.
+    Each runs in a process of its own. Exit status 1 if any is not right. The file of --json is
+    rewritten after every verdict, and its "complete" says whether all are there.
     """
     place = select(device)
+
+    def keep(report: ProblemReport) -> None:
+        if json is not None and (report.complete or not standard_output.is_meant(json)):
+            write_result(json, "judge", report.facts(), place)
+
     report = judge_problem(
         problem,
         candidates,
@@ -54,8 +61,8 @@ def judge(
         call_limit_s=call_limit,
         memory_gib=memory,
         progress=say,
+        judged=keep,
     )
     show_judgements(report, console())
-    write_result(json, "judge", report.facts(), place)
     if not report.passed:
         raise typer.Exit(1)

@@ -28,7 +28,7 @@ class Written(click.ParamType[Any]):
         self.check = check
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if str(value) == standard_output.NAME:
+        if standard_output.is_meant(value):
             name = param.opts[-1] if param is not None else "a result"
             raise OutputError(f"{name} -: give a name; of results only --json goes to stdout.")
         self.check(value)
@@ -39,7 +39,7 @@ class WrittenJson(Written):
     """The path of ``--json``; ``-`` is standard output."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if str(value) == standard_output.NAME:
+        if standard_output.is_meant(value):
             return value
         named = super().convert(value, param, ctx)
         # A path drops the folder of "./-", and that is a file.
@@ -137,7 +137,7 @@ class Verb(typer.core.TyperCommand):
                     f"{written_by} {value} would take the place of what this call reads; give "
                     "another name."
                 )
-        if str(ctx.params.get("json")) != standard_output.NAME:
+        if not standard_output.is_meant(ctx.params.get("json")):
             return super().invoke(ctx)
         with standard_output.kept_for_json():
             return super().invoke(ctx)

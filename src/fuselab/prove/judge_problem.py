@@ -20,7 +20,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from statistics import median
 from typing import Any
@@ -87,21 +87,29 @@ class AnswerReport:
 
 @dataclass(frozen=True)
 class ProblemReport:
-    """The verdicts on all answers to a problem, in the order in which they were given."""
+    """The verdicts on the answers to a problem, in the order in which they were given: on all
+    ``candidates``, or while the judge works on those that are judged so far."""
 
     problem: str
     seed: int
     quick: bool
     device: str
+    candidates: tuple[str, ...]
     answers: tuple[AnswerReport, ...]
 
     @property
+    def complete(self) -> bool:
+        """Whether every candidate has its verdict."""
+        return len(self.answers) == len(self.candidates)
+
+    @property
     def passed(self) -> bool:
-        return all(answer.verdict is Judgement.RIGHT for answer in self.answers)
+        """Whether every candidate is right; no before all are judged."""
+        return self.complete and all(one.verdict is Judgement.RIGHT for one in self.answers)
 
     def facts(self) -> dict[str, Any]:
         """Return the report as plain JSON values, as ``--json`` writes it under the common keys."""
-        return asdict(self) | {"passed": self.passed}
+        return asdict(self) | {"complete": self.complete, "passed": self.passed}
 
 
 class _WrongError(Exception):
@@ -184,6 +192,7 @@ def judge_problem(
     call_limit_s: float = CALL_LIMIT_S,
     memory_gib: float = 8.0,
     progress: Callable[[str], None] = lambda line: None,
+    judged: Callable[[ProblemReport], None] = lambda report: None,
 ) -> ProblemReport:
     """Judge every answer to a problem, one after the other.
 
@@ -196,7 +205,8 @@ def judge_problem(
         with_compile: also time torch.compile of the problem's model.
         call_limit_s: the time for one call, five times as long for the first one.
         memory_gib: by how much an answer's process may grow.
-        progress: called with a line for each answer.
+        progress: called with a line for each answer, and with its verdict.
+        judged: called with the report so far once the problem runs, and after every verdict.
 
     Raises TargetError for a problem that does not run, ArgumentError for limits that are not
     positive or a call without an answer.
@@ -221,11 +231,15 @@ def judge_problem(
             others["compile"] = stack.enter_context(
                 Process(problem, "reference", device, limit_s=call_limit_s, model=PROBLEM)
             )
-        answers = []
+        report = ProblemReport(problem, seed, quick, str(device), tuple(candidates), ())
+        judged(report)
         for number, path in enumerate(candidates, start=1):
             progress(f"{number} of {len(candidates)}: {path}")
-            answers.append(_judge(held, others, path, quick, call_limit_s, memory_gib))
-    return ProblemReport(problem, seed, quick, str(device), tuple(answers))
+            answer = _judge(held, others, path, quick, call_limit_s, memory_gib)
+            progress(f"{number} of {len(candidates)}: {answer.verdict}")
+            report = replace(report, answers=(*report.answers, answer))
+            judged(report)
+    return report
 
 
 def _judge(

@@ -40,7 +40,7 @@ def write_payload(path: str | os.PathLike[str] | None, payload: Mapping[str, Any
     None, the call has no ``--json``. Raises OutputError."""
     if path is None:
         return
-    if os.fspath(path) == standard_output.NAME:
+    if standard_output.is_meant(path):
         standard_output.write(files.json_text(payload))
     else:
         files.write_json(path, payload)

@@ -48,6 +48,11 @@ def given_back() -> Iterator[None]:
         os.dup2(2, 1)
 
 
+def is_meant(path: object) -> bool:
+    """Return whether a path of ``--json`` means standard output."""
+    return str(path) == NAME
+
+
 def write(text: str) -> None:
     """Write to standard output, inside ``kept_for_json`` too."""
     stream = _kept[-1] if _kept else sys.stdout
