@@ -282,6 +282,49 @@ def test_the_module_keeps_the_state_dict_and_the_values(gate: tuple[nn.Module, P
     fused.train()
 
 
+def unrolled(x: Tensor, weight: Tensor, *, count: int = 3) -> Tensor:
+    for _ in range(count):
+        x = torch.tanh(x @ weight) * 2 + x
+    return x
+
+
+def with_other_numbers(x: Tensor, weight: Tensor) -> Tensor:
+    first = torch.tanh(x @ weight) * 2 + x
+    second = torch.tanh(first @ weight) * 3 + first
+    return torch.tanh(second @ weight) * 2 + second.detach()
+
+
+def test_the_steps_of_a_recurrence_share_one_operator(tmp_path: Path) -> None:
+    x, weight = torch.randn(5, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+    made = ejected(unrolled, (x, weight), {}, "unrolled")
+    folders = {name.partition("/")[0] for name in made.files if "/" in name}
+    assert folders == {"unrolled_x_2"}
+    assert made.files["composed.py"].count("unrolled_x_2(") == 3
+    assert "1 fused operator, called 3 times, takes the place of 9 " in made.files["page.md"]
+    folder = tmp_path / "ejected_recurrence"
+    fuselab.eject(unrolled, x, weight, out=folder, name="unrolled")
+    fused = imported(folder, "composed").unrolled
+    found, right = fused(x.double(), weight.double()), unrolled(x.double(), weight.double())
+    torch.testing.assert_close(found, right)
+    (gradient,) = torch.autograd.grad(right.square().sum(), weight)
+    torch.testing.assert_close(torch.autograd.grad(found.square().sum(), weight)[0], gradient)
+
+
+def test_parts_that_differ_have_operators_of_their_own() -> None:
+    made = cut(with_other_numbers, (X, WEIGHT), {}, "f", False)
+    # Other numbers, and another argument without a gradient.
+    assert len(made.regions) == 3 and len(made.operators) == 3
+    # The masks of dropouts follow from their numbers.
+    made = cut(
+        lambda x, weight: F.dropout(F.gelu(F.dropout(F.gelu(x @ weight)) @ weight)),
+        (X, WEIGHT),
+        {},
+        "f",
+        False,
+    )
+    assert [len(made.regions), len(made.operators)] == [2, 2]
+
+
 def test_check_judges_every_operator_and_the_whole(
     gate: tuple[nn.Module, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ def composition_files(
         files["page.md"] += page_section()
     if isinstance(cut.captured.function, nn.Module):
         files["module.py"] = module_text(cut.captured)
-    for region in cut.regions:
+    for region in cut.operators:
         operator = region.package
         written = operator_files(operator, f"..{FOLDER}") if standalone else package_files(operator)
         for name, text in written.items():
@@ -76,11 +76,11 @@ def describe(cut: Cut) -> dict[str, Any]:
         "operator": f"ejected::{cut.name}",
         "where": where_it_runs(cut),
         "kernels": [
-            kernel for region in cut.regions for kernel in region.package.describe()["kernels"]
+            kernel for region in cut.operators for kernel in region.package.describe()["kernels"]
         ],
         "operators": [
             {"name": region.name, "calls": [call_name(node) for node in region.calls]}
-            for region in cut.regions
+            for region in cut.operators
         ],
         "pytorch_calls": [
             {"name": call_name(node), "line": source_line(node), "reason": cut.reason(node)}
@@ -157,8 +157,8 @@ def _composed(cut: Cut, standalone: bool, whole: Whole | None) -> str:
         *signature,
         "",
     ]
-    regions = sorted(one.name for one in cut.regions)
-    operators = [one.name for one in cut.regions]
+    operators = [one.name for one in cut.operators]
+    regions = sorted(operators)
     if whole is not None:
         regions = sorted([*regions, whole.name])
         operators.append(whole.name)
@@ -212,7 +212,9 @@ def _steps(cut: Cut, imports: Sequence[str] = (), whole: Whole | None = None) ->
     """Return the lines of a module with the function; without ``imports`` it imports the operators'
     functions alone."""
     classes: dict[str, Any] = dict(namedtuples_in(cut.captured.returned.structure))
-    operators = [f"from .{name} import {name}" for name in sorted(one.name for one in cut.regions)]
+    operators = [
+        f"from .{name} import {name}" for name in sorted(one.name for one in cut.operators)
+    ]
     reference = ["from .reference import reference"] if _other_sizes(cut) else []
     return [
         f'"""{cut.name}: its chains are fused operators, everything else stays a PyTorch call."""',
@@ -324,10 +326,14 @@ def _dropout_imports(cut: Cut) -> list[str]:
 
 def _page(cut: Cut, whole: Whole | None) -> str:
     calls = cut.calls
+    count = len(cut.regions)
+    plural = "" if len(cut.operators) == 1 else "s"
+    repeated = f", called {count} times," if count != len(cut.operators) else ""
+    takes = "takes" if len(cut.operators) == 1 else "take"
     lines = [
         f"# {cut.name}",
         "",
-        f"{len(cut.regions)} fused operators take the place of "
+        f"{len(cut.operators)} fused operator{plural}{repeated} {takes} the place of "
         f"{sum(len(one.calls) for one in cut.regions)} PyTorch calls; {len(calls)} calls stay. "
         "In the order in which they run:",
         "",

@@ -11,8 +11,11 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
+import io
 import operator
 import re
+import textwrap
+import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -95,6 +98,20 @@ class _Part:
     function: FunctionType
     numbers: tuple[int, ...]  # of its dropouts
 
+    @property
+    def kind(self) -> Any:
+        """The facts from which kernels follow, names of variables apart: parts of one kind compute
+        the same."""
+        code = self.function.__code__
+        places = {name: f"<{place}>" for place, name in enumerate(code.co_varnames)}
+        text = inspect.getsource(self.function).partition("\n")[2]
+        examples = [
+            (tuple(one.shape), one.stride(), one.dtype, one.device, _value(node).requires_grad)
+            for node in self.inputs
+            for one in (_example(_value(node)),)
+        ]
+        return _renamed(text, places), tuple(examples), self.numbers
+
     def planned(self, inference: bool) -> Region:
         """Return the part with its kernels. Raises EjectError."""
         names = self.function.__code__.co_varnames
@@ -158,6 +175,11 @@ class Cut:
         return tuple(step for step in self.steps if isinstance(step, Region))
 
     @property
+    def operators(self) -> tuple[Region, ...]:
+        """The regions with packages of their own; others use that of an earlier one."""
+        return tuple({one.name: one for one in reversed(self.regions)}.values())[::-1]
+
+    @property
     def calls(self) -> tuple[fx.Node, ...]:
         """The calls that stay PyTorch's."""
         return tuple(step for step in self.steps if not isinstance(step, Region))
@@ -215,6 +237,7 @@ class _Cutter:
         self.apart: set[fx.Node] = set()  # calls that fit no kernel with what they read
         self.judged: dict[Any, str | None] = {}
         self.planned: dict[Any, Region] = {}
+        self.packages: dict[Any, Package] = {}  # by the kind of their part
 
     @cached_property
     def calls(self) -> list[fx.Node]:
@@ -342,7 +365,7 @@ class _Cutter:
             try:
                 if made is None:
                     raise EjectError("its sizes are known only outside of it")
-                self.planned[key] = made.planned(self.inference)
+                self.planned[key] = self._planned(made)
             except (EjectError, DoesNotFitError, AssertionError) as error:
                 arranging = [node for node in group if call_name(node) in ARRANGING]
                 first = None
@@ -355,6 +378,16 @@ class _Cutter:
                     self.reasons[node] = _sentence(error)
                 return None
         return self.planned[key]
+
+    def _planned(self, part: _Part) -> Region:
+        """Return a part with its kernels: those of an earlier part of its kind, as the steps of a
+        recurrent cell are. Raises EjectError."""
+        package = self.packages.get(part.kind)
+        if package is not None:
+            return Region(part.calls, part.inputs, part.outputs, package)
+        region = part.planned(self.inference)
+        self.packages[part.kind] = region.package
+        return region
 
     def made(self, calls: Sequence[fx.Node], name: str, is_negated: bool = False) -> _Part | None:
         """Return some calls as a function, or None if they read a size that is none of their
@@ -598,6 +631,19 @@ def _names(graph: fx.Graph) -> dict[fx.Node, str]:
             name = re.sub(r"_\d+$", "", node.name)
             names[node] = namer.name(call_name(node) if name in dir(builtins) else name)
     return names
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    """Return Python text with its variables renamed, attributes and keywords apart."""
+    words = [*tokenize.generate_tokens(io.StringIO(textwrap.dedent(text)).readline)]
+    found = []
+    for place, word in enumerate(words):
+        is_attribute = place > 0 and words[place - 1].string == "."
+        is_keyword = words[place + 1 :][:1] and words[place + 1].string == "="
+        is_keyword = is_keyword and words[place + 1].start == word.end
+        is_variable = word.type == tokenize.NAME and not is_attribute and not is_keyword
+        found.append(names.get(word.string, word.string) if is_variable else word.string)
+    return " ".join(found)
 
 
 def _signature(node: fx.Node) -> Any:
