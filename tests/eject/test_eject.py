@@ -261,7 +261,7 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "    reads grad_output, x, weight; writes grad_x\n"
         "  scaled_backward_grad_weight (rows width; columns length)\n"
         "    reads grad_output, x, weight; writes grad_weight\n"
-        f"next: fuselab check {folder}\n"
+        f"next: fuselab check {folder} --quick\n"
     )
     assert json.loads(facts.read_text())["operator"] == "ejected::scaled"
     assert edited(folder) == []
@@ -396,3 +396,9 @@ def test_a_loss_is_float32_under_autocast(tmp_path: Path) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             loss = operator(logits.bfloat16(), target, implementation=implementation)
         assert loss.dtype == torch.float32
+
+
+def test_a_function_without_tensors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EjectError, match="ones takes no tensors, so each call computes the same"):
+        fuselab.eject(lambda: torch.ones(3).exp() + 1, out=tmp_path / "ones", name="ones")
+    assert not (tmp_path / "ones").exists()

@@ -20,7 +20,7 @@ from fuselab.cli.main import run
 from fuselab.errors import UnknownNameError
 from fuselab.op import Case, FusedOp, Gradient, Inputs, tensors_in
 from fuselab.prove import check_build, check_device, check_gradients, check_group, check_torch
-from fuselab.prove.check import Asked, _in_lanes, check
+from fuselab.prove.check import Asked, _in_lanes, check, interpreted_time
 from fuselab.prove.result import Group, Verdict, group_facts, group_from_facts
 from fuselab.prove.rows import Ends
 from fuselab.prove.subject import Subject, Trial
@@ -712,3 +712,9 @@ def test_the_interpreter_judges_no_output_that_it_truncates_to_bfloat16() -> Non
     assert not _is_truncated(subject, wide)
     subject.interpreted = False
     assert not _is_truncated(subject, narrow)
+
+
+def test_how_long_an_interpreted_dtype_takes_is_said() -> None:
+    assert interpreted_time(True, None) == "about a minute per dtype"
+    assert interpreted_time(False, None) == "up to 20 minutes per dtype; with --quick, about one"
+    assert interpreted_time(False, 30.0) == "about 30 s per dtype"

@@ -106,6 +106,10 @@ def ejected(
         if not parts.regions:
             raise _nothing_gained(refused, parts) from None
         return Ejected(composition_files(parts, standalone), about(name), describe(parts))
+    if not package.captured.arguments:
+        raise EjectError(
+            f"{name} takes no tensors, so each call computes the same; there is no kernel to write."
+        )
     files = standalone_files(package) if standalone else package_files(package)
     facts = {**package.describe(), "where": where_it_runs(package)}
     return Ejected(files, about(name), facts)

@@ -20,7 +20,7 @@ from fuselab.errors import ArgumentError, TargetError, UnknownNameError
 from fuselab.op import FusedOp, dtype_name
 from fuselab.prove import asked_inputs, check_build
 from fuselab.prove.check_composition import Whole, composition_groups
-from fuselab.prove.check_group import check_of, run_group
+from fuselab.prove.check_group import BUDGET_S, check_of, run_group
 from fuselab.prove.facts import Facts
 from fuselab.prove.held import CandidateError, End, RemoteError
 from fuselab.prove.load import refuse_unknown, spec_of
@@ -163,12 +163,20 @@ def _check_operator(asked: Asked, ends: Ends) -> CheckReport:
         elif runs_here:
             rows += _subjects(asked, ends, facts, name, dtypes)
         else:
-            asked.progress(
-                f"{name} runs in Triton's interpreter: with --quick, about a minute per dtype"
-            )
+            told = interpreted_time(asked.quick, asked.budget_s)
+            asked.progress(f"{name} runs in Triton's interpreter: {told}")
             rows += _interpreted(asked, ends, facts, name, dtypes)
     groups = [with_import(group, ends.replaced) for group in _judged(asked, ends, rows)]
     return CheckReport(facts.name, asked.seed, asked.quick, str(asked.place), tuple(groups))
+
+
+def interpreted_time(quick: bool, budget_s: float | None) -> str:
+    """Return in a few words how long a dtype takes in Triton's interpreter."""
+    if budget_s is not None:
+        return f"about {budget_s:g} s per dtype"
+    if quick:
+        return "about a minute per dtype"
+    return f"up to {BUDGET_S / 60:g} minutes per dtype; with --quick, about one"
 
 
 @contextlib.contextmanager

@@ -31,5 +31,5 @@ def eject_text(facts: Mapping[str, Any]) -> str:
         ]
     for name in facts["kept"]:
         lines.append(f"kept {name}, which was edited; the new one is {name}.new")
-    lines.append(f"next: fuselab check {facts['folder']}")
+    lines.append(f"next: fuselab check {facts['folder']} --quick")
     return "\n".join(lines)
