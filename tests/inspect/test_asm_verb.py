@@ -235,3 +235,13 @@ def test_a_decorated_kernel_is_compiled_as_its_decorators_choose(launched, tmp_p
     chosen = {"BLOCK": "512", "EVEN": "True", "num_warps": "2", "num_stages": "3"}
     assert kernel["settings"] == chosen
     assert "among 2 configurations of copy_kernel" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("verb", [["asm"], ["new", "made", "--from"]])
+def test_a_cuda_file_that_is_no_text_is_one_sentence(verb, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "binary.cu").write_bytes(b"\xff\xfe__global__ void f(float* x) {}")
+    assert run([*verb, "binary.cu"]) == 2
+    assert capsys.readouterr().err == (
+        "fuselab: binary.cu is no text in UTF-8; give a file of CUDA C++.\n"
+    )

@@ -261,3 +261,10 @@ def test_mistakes_are_one_sentence_and_status_2(arguments, words, capfd) -> None
     assert run(["debug", ADD, *arguments]) == 2
     error = capfd.readouterr().err
     assert words in error and error.startswith("fuselab: ") and error.count("\n") == 1
+
+
+def test_a_picture_that_cannot_be_written_is_one_sentence(capsys):
+    bare = Path(__file__).resolve().parents[2] / "examples" / "bare_kernel.py"
+    assert run(["debug", str(bare), "--picture", "/proc/picture.png"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fuselab: cannot write /proc/picture.png") and said.count("\n") == 1

@@ -115,6 +115,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, changed: dict[str, Any], expecte
     [
         ("c.toml", "dense_mlp = [", "is no TOML"),
         ("c.json", "{", "is no JSON"),
+        ("c.py", "def f(:", "is no TOML"),
         ("c.json", "[1]", "expected keys and values, found a list"),
         ("c.json", "\0\1", "is no JSON"),
     ],

@@ -83,9 +83,11 @@ def debug(
     elif found["against"]:
         print(debug_text({**found, "kernels": [], "accesses": [], "left_out": 0}).strip())
     if picture is not None:
+        from fuselab.report import files
         from fuselab.report.access_picture import access_picture
 
-        access_picture(found, picture)
+        with files.replacing(picture) as temporary:
+            access_picture(found, temporary)
     write_result(json, "debug", found)
     if any(not compared["within"] for compared in found["against"]):
         raise typer.Exit(1)

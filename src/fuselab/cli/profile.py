@@ -142,9 +142,11 @@ def profile(
     if tensorboard is not None:
         profiled.save_tensorboard(tensorboard)
     if plot is not None:
+        from fuselab.report import files
         from fuselab.report.profile_plot import profile_plot
 
-        profile_plot(facts, plot)
+        with files.replacing(plot) as temporary:
+            profile_plot(facts, temporary)
     write_result(json, "profile", facts, chosen)
     print(profile_text(facts))
     if ncu is not None:

@@ -76,7 +76,7 @@ def describe(name: str) -> Described:
         ) from error
     except ValueError as error:  # raised by both parsers, and for text that is not UTF-8
         raise ArgumentError(
-            f"{path} is no {path.suffix[1:].upper() or 'TOML'}: {error}."
+            f"{path} is no {'JSON' if path.suffix == '.json' else 'TOML'}: {error}."
         ) from error
     keys = _Keys(str(path), values)
     try:

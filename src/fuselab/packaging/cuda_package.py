@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuselab.errors import ArgumentError, BuildError, MissingTargetError, TargetError
+from fuselab.inspect.assembly.cuda_compile import text_of
 from fuselab.packaging import arguments, cuda_text
 from fuselab.packaging.arguments import KernelParameter, Launch
 from fuselab.packaging.cuda_block import Asked, Block, block_of
@@ -69,7 +70,7 @@ def read(path: Path, chosen: str, asked: Asked) -> Source:
     """
     if not path.is_file():
         raise MissingTargetError(f"{path}: no such file; give FILE.cu.")
-    text = path.read_text(encoding="utf-8")
+    text = text_of(path)
     kernels = cuda_text.kernels_in(text)
     if not kernels:
         raise TargetError(f"{path} has no __global__ function with a body.")

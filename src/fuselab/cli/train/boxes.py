@@ -61,6 +61,7 @@ def boxes(
     """
     from fuselab.device.select import select
     from fuselab.errors import ArgumentError
+    from fuselab.report import files
     from fuselab.report.plots import check_plot
     from fuselab.report.result import write_result
     from fuselab.report.train_plot import step_plot
@@ -69,11 +70,11 @@ def boxes(
 
     where = select(device)
     given = tuple(dict.fromkeys(loss or ()))
-    files = [one for one in given if ".py" in one or ":" in one]
-    if len(files) > 1:
-        raise ArgumentError(f"one loss at a time: {files[0]} or {files[1]}.")
-    losses = tuple(one for one in given if one not in files) or None
-    own = Own(files[0] if files else None, model, data)
+    named = [one for one in given if ".py" in one or ":" in one]
+    if len(named) > 1:
+        raise ArgumentError(f"one loss at a time: {named[0]} or {named[1]}.")
+    losses = tuple(one for one in given if one not in named) or None
+    own = Own(named[0] if named else None, model, data)
     if plot is not None:
         check_plot(plot)
     models = tuple(dict.fromkeys(mode or MODELS))
@@ -82,7 +83,8 @@ def boxes(
     _show(result, on_gpu=where.type == "cuda")
     if plot is not None:
         bars = {_named(result, one): one.ranges_us for one in result.variants}
-        step_plot("us per step, by part", bars, plot)
+        with files.replacing(plot) as temporary:
+            step_plot("us per step, by part", bars, temporary)
         say(f"fuselab: wrote {plot}")
     write_result(json, "train boxes", {**asdict(result), "agree": result.agree}, where)
     return 0 if result.agree else 1

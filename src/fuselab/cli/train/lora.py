@@ -62,6 +62,7 @@ def lora(
     """
     from fuselab.device.select import select
     from fuselab.errors import ArgumentError
+    from fuselab.report import files
     from fuselab.report.plots import check_plot
     from fuselab.report.result import write_result
     from fuselab.report.train_plot import step_plot
@@ -100,7 +101,8 @@ def lora(
         result = train(settings, where, output, progress)
         _show(result)
     if plot is not None:
-        step_plot("a training step", {one.mode: _parts(one) for one in result.modes}, plot)
+        with files.replacing(plot) as temporary:
+            step_plot("a training step", {one.mode: _parts(one) for one in result.modes}, temporary)
         say(f"fuselab: wrote {plot}")
     write_result(json, "train lora", {**asdict(result), "agree": result.agree}, where)
     return 0 if result.agree else 1

@@ -25,6 +25,16 @@ _ATTRIBUTE = re.compile(
 _BOUNDS = re.compile(r"__launch_bounds__\s*\(\s*(\d+)\s*[,)]")
 
 
+def text_of(path: Path) -> str:
+    """Return the text of a ``.cu`` file. Raises TargetError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise TargetError(f"{path} is no text in UTF-8; give a file of CUDA C++.") from error
+    except OSError as error:
+        raise TargetError(f"cannot read {path}: {(error.strerror or '').lower()}.") from error
+
+
 @dataclass(frozen=True)
 class Declared:
     """A ``__global__`` function of a file; ``threads`` is its launch bound, if that is a number."""
@@ -55,7 +65,7 @@ def of_file(
     """Return the kernels of a ``.cu`` file: ``expression`` alone (``"forward<float, 4>"``), or
     every one that is no template. Raises TargetError, BuildError."""
     source = CudaSource(path)
-    found = {one.name: one for one in declared(path.read_text(encoding="utf-8"))}
+    found = {one.name: one for one in declared(text_of(path))}
     if not found:
         raise TargetError(f"{path} has no __global__ function.")
     if expression is not None:
@@ -89,7 +99,7 @@ def of_file(
 
 def templates_of(path: Path) -> list[str]:
     """Return the names of a file's kernels that are templates."""
-    return [one.name for one in declared(path.read_text(encoding="utf-8")) if one.is_template]
+    return [one.name for one in declared(text_of(path)) if one.is_template]
 
 
 def template_text(path: Path, name: str) -> str:
