@@ -81,3 +81,25 @@ def test_kernels_leave_the_mean_of_an_empty_group_to_the_reference(tmp_path: Pat
     assert supports(*args) is None
     empty = torch.ones(2, 8, 5, 0)
     assert supports(empty, *args[1:]) == "width is 0, which is below 1"
+
+
+def shifted(x, weight):
+    """The time shift of RWKV: each step is mixed with the one before it."""
+    before = F.pad(x, (0, 0, 1, -1))
+    return torch.sigmoid(x * weight + before * (1 - weight))
+
+
+def test_padding_around_nothing(tmp_path: Path) -> None:
+    """A single step has none before it; a kernel that read the first of these crashed."""
+    eject(shifted, torch.ones(2, 6, 8), torch.ones(8), out=tmp_path / "shifted")
+    op = load_op(str(tmp_path / "shifted"))
+    x = torch.linspace(-2, 2, 12).reshape(3, 1, 4)
+    weight = torch.linspace(0, 1, 4)
+    for _ in range(2):  # the second call may run a plan
+        found = op.implementations["cpp"].forward(x, weight)
+        torch.testing.assert_close(found, shifted(x, weight))
+    x.requires_grad_()
+    saved = op.gradient.save(found, x, weight)
+    mine, _ = op.implementations["cpp"].backward((True, False), torch.ones(3, 1, 4), *saved)
+    (theirs,) = torch.autograd.grad(shifted(x, weight).sum(), x)
+    torch.testing.assert_close(mine, theirs)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import enum
 import importlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,3 +211,67 @@ def test_sizes_that_depend_on_values_are_refused(
     with pytest.raises(EjectError, match=sentence):
         eject(function, torch.ones(4, 6), out=tmp_path / "refused", name="refused")
     assert not (tmp_path / "refused").exists()
+
+
+class Mode(enum.Enum):
+    SCALED = "scaled"
+    PLAIN = "plain"
+
+
+class Settings:
+    epsilon = 0.5
+
+
+def of_a_default(x, act=F.relu):
+    return act(x * 2) + 1
+
+
+def of_an_enum(x, mode=Mode.SCALED):
+    return (x * 2).tanh() + 1 if mode is Mode.SCALED else x
+
+
+def of_a_class(x):
+    return (x * Settings.epsilon).tanh() + 1
+
+
+@pytest.mark.parametrize("function", [of_a_default, of_an_enum, of_a_class])
+def test_a_package_needs_no_file_of_the_user(
+    function: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    """The reference once imported the user's classes, from modules that others do not find."""
+    label = f"alone_{function.__name__}"
+    eject(function, torch.ones(4, 6), out=tmp_path / label, name=label)
+    x = torch.linspace(-1, 1, 15).reshape(3, 5)
+    code = f"from {label} import {label}; import torch; x = torch.linspace(-1, 1, 15).view(3, 5)\n"
+    code += (
+        "print(["
+        + f"{label}(x, implementation=one).sum().item() for one in ('auto', 'reference')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(fuselab.__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr
+    for one in ast.literal_eval(done.stdout):
+        assert one == pytest.approx(function(x).sum().item(), rel=1e-5)
+
+
+def of_the_chosen(logits):
+    _, index = torch.topk(logits.softmax(-1) * 2, 2, dim=-1)
+    mask = F.one_hot(index, num_classes=logits.shape[-1]).to(logits.dtype).sum(1)
+    return (mask * logits.exp()).sum(-1) + 1
+
+
+def test_a_number_of_classes_that_the_tracer_fixes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other numbers of classes are left to the reference."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    eject(of_the_chosen, torch.ones(6, 8), out=tmp_path / "of_the_chosen")
+    made = importlib.import_module("of_the_chosen").of_the_chosen
+    for shape in ((6, 8), (2, 8), (3, 5)):
+        logits = torch.linspace(-1, 1, shape[0] * shape[1]).reshape(shape).cos()
+        torch.testing.assert_close(made(logits), of_the_chosen(logits))

@@ -24,6 +24,7 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsup
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx.experimental import _config as fx_config
 
+from fuselab.ejection.blocks import take_blocks
 from fuselab.ejection.carriers import add_carriers, carriers_of
 from fuselab.ejection.cumulative import traceable_averages
 from fuselab.ejection.decisions import decisions, listening
@@ -203,6 +204,7 @@ def capture(
         )
     if "joint" not in held:
         raise EjectError(f"{name} computes nothing from its tensors; there is no kernel to write.")
+    take_blocks(held["traced"].graph, not inference)
     return _captured(function, name, held, _given(function, args, keywords))
 
 
@@ -227,6 +229,7 @@ def trace(
     if "traced" not in held:
         raise EjectError(f"{name} computes nothing from its tensors; there is no kernel to write.")
     graph: fx.Graph = held["traced"].graph
+    take_blocks(graph, not inference)
     add_carriers(graph, held["carriers"])
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     for node in nodes:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from fuselab.ejection.blocks import Blocks, blocks_of, in_blocks
 from fuselab.ejection.calls import call_name, call_text, is_number
 from fuselab.ejection.capture import source_line
 from fuselab.ejection.copied import FOLDER
@@ -247,7 +248,7 @@ def _function(cut: Cut, whole: Whole | None) -> str:
     for node in cut.captured.traced.graph.nodes:
         if is_number(node):
             names[node] = cut.sizes.value_text(node.meta["example_value"])
-    body = [line for step in cut.steps for line in _step(cut, step, names)]
+    body = in_blocks(line for step in cut.steps for line in _step(cut, step, names))
     body = [*_other_sizes(cut), *body]
     structure = cut.captured.returned.structure
     body.append(f"return {structure_text(structure, lambda node: names[cut.newest(node)])}")
@@ -297,19 +298,22 @@ def _other_sizes(cut: Cut) -> list[str]:
     return [f"if not ({condition}):", f"    return reference({called})"]
 
 
-def _step(cut: Cut, step: Region | fx.Node, names: Mapping[Any, str]) -> list[str]:
+def _step(cut: Cut, step: Region | fx.Node, names: Mapping[Any, str]) -> list[tuple[Blocks, str]]:
+    """Return the lines of a step, each with the blocks that it stands in. The function of a region
+    has those of its calls inside."""
     if isinstance(step, Region):
         given = [names[one] for one in step.inputs]
         own = step.package.captured.seed
         if own is not None:
             given.append(f"{own}={cut.captured.seed}")
         results = ", ".join(names[one] for one in step.outputs)
-        return [f"{results} = {step.name}({', '.join(given)})"]
+        return [((), f"{results} = {step.name}({', '.join(given)})")]
     text = call_text(step, names)
     line = f"{names[step]} = {text}" if step.users else text
     if step in cut.numbers:
-        return [f"with SeededDropout({cut.captured.seed}, ({cut.numbers[step]},)):", f"    {line}"]
-    return [line]
+        masks = f"SeededDropout({cut.captured.seed}, ({cut.numbers[step]},))"
+        return [((*blocks_of(step), masks), line)]
+    return [(blocks_of(step), line)]
 
 
 def _dropout_imports(cut: Cut) -> list[str]:

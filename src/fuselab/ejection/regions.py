@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import HigherOrderOperator
 
+from fuselab.ejection.blocks import Blocks, blocks_of, in_blocks
 from fuselab.ejection.calls import (
     IN_PLACE,
     INFIX,
@@ -406,13 +407,14 @@ class _Cutter:
         if inputs:
             names[torch.device] = f"{self.names[inputs[0]]}.device"
         sizes = _SizesOf(places)
-        lines: list[str] = []
+        lines: list[tuple[Blocks, str]] = []
         try:
             for node in self.graph.nodes:
                 if is_number(node):
                     names[node] = sizes.text(_value(node)) if _is_read(node, held) else ""
                 elif node in held:
-                    lines.append(f"    {names[node]} = {call_text(node, names)}")
+                    text = f"{names[node]} = {call_text(node, names)}"
+                    lines.append((blocks_of(node), text))
         except KeyError:
             return None
         given = ", ".join(self.names[one] for one in inputs)
@@ -420,7 +422,8 @@ class _Cutter:
         if is_negated:
             first = "" if isinstance(_value(outputs[0]), Tensor) else "[0]"
             result = f"torch.neg({result}{first})"
-        text = "\n".join([f"def {name}({given}):", *lines, f"    return {result}", ""])
+        body = textwrap.indent("\n".join([*in_blocks(lines), f"return {result}"]), "    ")
+        text = f"def {name}({given}):\n{body}\n"
         numbers = tuple(self.numbers[node] for node in self.graph.nodes if node in drops)
         return _Part(tuple(calls), tuple(inputs), outputs, function_of(name, text), numbers)
 
@@ -659,7 +662,8 @@ def _signature(node: fx.Node) -> Any:
             return tuple(map(kind, value))
         return repr(value)
 
-    return node.op, node.target, kind(node.args), kind(tuple(sorted(node.kwargs.items())))
+    keywords = tuple(sorted(node.kwargs.items()))
+    return node.op, node.target, kind(node.args), kind(keywords), blocks_of(node)
 
 
 def _hint(size: Any) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import sympy
+import torch
 
 from fuselab.ejection import emit_cuda, emit_triton
 from fuselab.ejection.held import Held
@@ -309,7 +310,7 @@ def example_sizes(package: Package | Cut) -> list[str]:
         for argument in package.captured.arguments
         if argument.name in of_calls
         for dim, size in enumerate(argument.tensor.shape)
-        if isinstance(size, int)
+        if not isinstance(size, torch.SymInt) or size.node.expr.is_Integer
     ]
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import inspect
 import json
+import sys
+import sysconfig
 import textwrap
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import torch
 
+from fuselab.ejection.blocks import Blocks, blocks_of, in_blocks
 from fuselab.ejection.calls import call_text
 from fuselab.ejection.capture import Captured, argument_name
 from fuselab.ejection.dropout import RUNTIME
@@ -164,7 +170,8 @@ def _call_of(function: FunctionType, captured: Captured) -> str | None:
 
 def _copied(function: FunctionType, captured: Captured) -> tuple[str, str, str] | None:
     """Return the import lines, the sources of a function and of those that it calls, and the call;
-    or None if it cannot stand in another file (a closure, a class, an object among its globals)."""
+    or None if it cannot stand in another file (a closure, an object among its globals, or what a
+    module defines that is not installed)."""
     called = _call_of(function, captured)
     if called is None or any(
         captured.returned.path(one) is None for one in captured.returned.results
@@ -182,13 +189,16 @@ def _copied(function: FunctionType, captured: Captured) -> tuple[str, str, str] 
             text = textwrap.dedent(inspect.getsource(one))
         except (OSError, TypeError):
             return False
-        sources[one] = text[text.index("def ") :].rstrip()
-        for name in _global_names(one.__code__):
+        text = text[text.index("def ") :].rstrip()
+        sources[one] = text
+        for name in (*_global_names(one.__code__), *_names_in_defaults(text)):
             if name not in one.__globals__:
                 continue  # a builtin, or an attribute
             value = one.__globals__[name]
             if inspect.ismodule(value):
                 plain = value.__name__
+                if not is_installed(plain):
+                    return False
                 imports.add(f"import {plain} as {name}" if plain != name else f"import {name}")
             elif isinstance(value, FunctionType) and value.__globals__ is one.__globals__:
                 if not add(value):
@@ -197,6 +207,8 @@ def _copied(function: FunctionType, captured: Captured) -> tuple[str, str, str] 
                 imports.add("from collections import namedtuple")
                 imports.add(f'{name} = namedtuple("{name}", {json.dumps(value._fields)})')
             elif callable(value) and hasattr(value, "__module__") and hasattr(value, "__name__"):
+                if not is_installed(value.__module__):
+                    return False
                 imports.add(f"from {value.__module__} import {value.__name__} as {name}")
             elif isinstance(value, _CONSTANTS):
                 imports.add(f"{name} = {value!r}")
@@ -222,6 +234,34 @@ def _global_names(code: Any) -> list[str]:
     return found
 
 
+def _names_in_defaults(text: str) -> list[str]:
+    """Return the names that the defaults of a function's parameters read."""
+    (function,) = ast.parse(text).body
+    assert isinstance(function, ast.FunctionDef)
+    defaults = [*function.args.defaults, *function.args.kw_defaults]
+    parts = (part for one in defaults if one is not None for part in ast.walk(one))
+    return [part.id for part in parts if isinstance(part, ast.Name)]
+
+
+def is_installed(module: str) -> bool:
+    """Return whether every program of this Python can import a module: one of the standard library
+    or of an installed package, not a file of the user's."""
+    root = module.partition(".")[0]
+    if root in sys.stdlib_module_names:
+        return root != "__main__"
+    try:
+        spec = importlib.util.find_spec(root)
+    except ValueError:  # a module without a specification, such as one of a test
+        return False
+    found = (
+        None
+        if spec is None
+        else spec.origin or next(iter(spec.submodule_search_locations or ()), None)
+    )
+    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    return found is not None and any(Path(found).is_relative_to(folder) for folder in folders)
+
+
 def _copies(captured: Captured) -> list[str]:
     """Return the statements that copy the arguments that the function writes over, because a
     reference writes over none."""
@@ -233,8 +273,8 @@ def _copies(captured: Captured) -> list[str]:
 
 def _traced(captured: Captured, outputs: Sequence[str]) -> str:
     sizes = Sizes(captured)
-    lines = sizes.statements(captured.parameters)
-    lines += _copies(captured) if outputs else []
+    lines: list[tuple[Blocks, str]] = [((), line) for line in sizes.statements(captured.parameters)]
+    lines += [((), line) for line in _copies(captured)] if outputs else []
     names: dict[Any, str] = {torch.device: f"{captured.parameters[0]}.device"}
     for node in captured.traced.graph.nodes:
         value = node.meta.get("example_value")
@@ -246,11 +286,12 @@ def _traced(captured: Captured, outputs: Sequence[str]) -> str:
             results = [names[result] for result in captured.returned.results]
             results += captured.written
             if len(outputs) == 1:
-                lines.append(f"output: Tensor = {results[0]}")
+                lines.append(((), f"output: Tensor = {results[0]}"))
         else:
             names[node] = f"{node.name}_" if node.name in names.values() else node.name
-            lines.append(f"{names[node]} = {call_text(node, names)}")
-    used = "\n".join(lines)
+            lines.append((blocks_of(node), f"{names[node]} = {call_text(node, names)}"))
+    texts = in_blocks(lines)
+    used = "\n".join(texts)
     needless = [
         line
         for line in sizes.statements(captured.parameters)
@@ -259,4 +300,4 @@ def _traced(captured: Captured, outputs: Sequence[str]) -> str:
     last = f"return {', '.join(results) if len(outputs) > 1 else 'output'}"
     if not outputs:
         last = f"return {structure_text(captured.returned.structure, names.__getitem__)}"
-    return "\n".join([*(line for line in lines if line not in needless), last])
+    return "\n".join([*(line for line in texts if line not in needless), last])

@@ -128,6 +128,7 @@ class Sweep:
         for_results: Sequence[Tensor] = (),
     ) -> None:
         self.read = len(read)
+        read = [(_readable(tensor, pattern), pattern) for tensor, pattern in read]
         self.in_order = in_order
         self.for_results = tuple(for_results)
         self._lay_out(rows, columns, [*read, *written])
@@ -295,6 +296,20 @@ def _chosen(tensor: Tensor, pattern: str) -> list[tuple[int, int]]:
     """Return stride and size of each dimension along which the kernel computes the position."""
     dims = enumerate(_dims(pattern))
     return [(tensor.stride(dim), tensor.shape[dim]) for dim, text in dims if text == CHOSEN]
+
+
+def _readable(tensor: Tensor | None, pattern: str) -> Tensor | None:
+    """Return a tensor, or a zero in its place and shape where a dimension along which the kernel
+    computes the position is empty: a kernel that chooses between the tensor's elements and a value
+    reads the first one for the others, and an empty tensor has no address."""
+    if tensor is None or tensor.numel() or CHOSEN not in _dims(pattern):
+        return tensor
+    places = enumerate(_dims(pattern))
+    shape = [
+        max(tensor.shape[place], 1) if text == CHOSEN else tensor.shape[place]
+        for place, text in places
+    ]
+    return tensor.new_zeros(()).expand(shape)
 
 
 def _repeated(
