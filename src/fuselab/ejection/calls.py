@@ -102,7 +102,11 @@ def drop_assertions(graph: fx.Graph) -> None:
 
 def call_text(node: fx.Node, names: Mapping[Any, str]) -> str:
     """Return a call as Python text; ``names`` has the texts of its operands, and for
-    ``torch.device`` that of the device of all tensors, which is not the example's."""
+    ``torch.device`` that of the device of all tensors, which is not the example's; likewise for
+    ``torch.dtype``, in calls whose dtype is that of the arguments (``followed_dtypes.py``).
+    Raises KeyError if that is missing."""
+    if "follows" in node.meta:
+        names = {**names, node.meta["follows"]: names[torch.dtype]}
     arguments = [_text(value, names) for value in node.args]
     keywords = [f"{key}={_text(value, names)}" for key, value in node.kwargs.items()]
     target: Any = node.target
@@ -152,6 +156,8 @@ def _text(value: Any, names: Mapping[Any, str]) -> str:
         return f"[{inner}]" if isinstance(value, list) else f"({inner})"
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
+    if isinstance(value, torch.dtype):
+        return names.get(value, repr(value))
     if isinstance(value, torch.device):
         return names.get(torch.device, f'torch.device("{value}")')
     return repr(value)

@@ -270,6 +270,26 @@ def trace(
     )
 
 
+def graph_of(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    keywords: Mapping[str, Any],
+    name: str,
+    inference: bool,
+) -> fx.Graph:
+    """Return Dynamo's graph of a call. Raises EjectError as ``capture`` does."""
+    held: list[fx.Graph] = []
+
+    def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
+        held.append(module.graph)
+        return StandIns(module)
+
+    _run_dynamo(backend, function, args, keywords, name, inference)
+    if not held:
+        raise EjectError(f"{name} computes nothing from its tensors; there is no kernel to write.")
+    return held[0]
+
+
 def _run_dynamo(
     backend: Callable[..., Any],
     function: Callable[..., Any],

@@ -16,6 +16,7 @@ from fuselab.ejection.capture import source_line
 from fuselab.ejection.copied import FOLDER
 from fuselab.ejection.dropout import RUNTIME
 from fuselab.ejection.fold import formatted
+from fuselab.ejection.followed_dtypes import followed
 from fuselab.ejection.regions import Cut, Region
 from fuselab.ejection.returned import namedtuples_in, nodes_in, structure_text
 from fuselab.ejection.taken import taking_apart
@@ -245,6 +246,7 @@ def _tensors(cut: Cut) -> int:
 
 def _function(cut: Cut, whole: Whole | None) -> str:
     names: dict[Any, str] = {**cut.names, torch.device: f"{cut.parameters[0]}.device"}
+    names |= followed([one.node for one in cut.captured.arguments], names)
     for node in cut.captured.traced.graph.nodes:
         if is_number(node):
             names[node] = cut.sizes.value_text(node.meta["example_value"])

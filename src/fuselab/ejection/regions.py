@@ -39,6 +39,7 @@ from fuselab.ejection.calls import (
 )
 from fuselab.ejection.capture import Captured, argument_name, source_line, trace
 from fuselab.ejection.dropout import dropouts_in, drops
+from fuselab.ejection.followed_dtypes import follow_dtypes, followed
 from fuselab.ejection.from_text import function_of
 from fuselab.ejection.groups import (
     ARRANGING,
@@ -212,6 +213,7 @@ def cut(
     traced = trace(function, args, keywords, name, inference)
     if not inference and not traced.returned.results:  # nothing that could have a gradient
         return cut(function, args, keywords, name, True)
+    follow_dtypes(traced, inference)
     return _Cutter(traced, inference).cut()
 
 
@@ -406,6 +408,7 @@ class _Cutter:
         names: dict[Any, str] = dict(self.names)
         if inputs:
             names[torch.device] = f"{self.names[inputs[0]]}.device"
+            names |= followed(inputs, self.names)
         sizes = _SizesOf(places)
         lines: list[tuple[Blocks, str]] = []
         try:
@@ -663,7 +666,8 @@ def _signature(node: fx.Node) -> Any:
         return repr(value)
 
     keywords = tuple(sorted(node.kwargs.items()))
-    return node.op, node.target, kind(node.args), kind(keywords), blocks_of(node)
+    follows = node.meta.get("follows")
+    return node.op, node.target, kind(node.args), kind(keywords), blocks_of(node), follows
 
 
 def _hint(size: Any) -> int:

@@ -20,6 +20,7 @@ from fuselab.ejection.blocks import Blocks, blocks_of, in_blocks
 from fuselab.ejection.calls import call_text
 from fuselab.ejection.capture import Captured, argument_name
 from fuselab.ejection.dropout import RUNTIME
+from fuselab.ejection.followed_dtypes import follow_dtypes, followed
 from fuselab.ejection.plan import Sizes
 from fuselab.ejection.returned import CONSTANTS, namedtuples_in, structure_text
 from fuselab.ejection.taken import annotation, rebuilt, tensors_in
@@ -276,12 +277,15 @@ def _traced(captured: Captured, outputs: Sequence[str]) -> str:
     lines: list[tuple[Blocks, str]] = [((), line) for line in sizes.statements(captured.parameters)]
     lines += [((), line) for line in _copies(captured)] if outputs else []
     names: dict[Any, str] = {torch.device: f"{captured.parameters[0]}.device"}
+    follow_dtypes(captured, not any(captured.needs_gradient))
     for node in captured.traced.graph.nodes:
         value = node.meta.get("example_value")
         if isinstance(value, torch.SymInt):
             names[node] = sizes.text(value.node.expr)
         elif node.op == "placeholder":
             names[node] = argument_name(node)
+            if torch.dtype not in names:
+                names |= followed([node], names)
         elif node.op == "output":
             results = [names[result] for result in captured.returned.results]
             results += captured.written

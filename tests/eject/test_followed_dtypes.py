@@ -1,0 +1,82 @@
+"""Dtypes that the user's code takes from its arguments, in packages called with other dtypes."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselab.ejection.capture import trace
+from fuselab.ejection.eject import eject
+from fuselab.ejection.followed_dtypes import follow_dtypes
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+class Norm(nn.Module):
+    """LLaMA's RMS norm, which computes in float32 and returns the dtype of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = x.dtype
+        x = x.to(torch.float32)
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return self.weight * x.to(dtype)
+
+
+def gated(x: Tensor, weight: Tensor) -> Tensor:
+    """A softmax in float32 before a product, and a tensor that is made behind it."""
+    scores = x.float().softmax(-1) * 2
+    product = scores.to(x.dtype) @ weight
+    ones = torch.ones(x.shape[0], 1, dtype=x.dtype, device=x.device)
+    return torch.cat((product.relu() * 2, ones), 1)
+
+
+def tolerance(dtype: torch.dtype) -> dict[str, Any]:
+    return {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+
+
+def test_dtypes_of_the_arguments_and_named_ones() -> None:
+    traced = trace(Norm(), (torch.ones(3, 8),), {}, "norm")
+    follow_dtypes(traced, inference=False)
+    found = [node.meta.get("follows") for node in traced.traced.graph.nodes if node.target == "to"]
+    assert found == [None, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_module_returns_the_dtype_of_its_input(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    label = f"norm_{str(dtype)[6:]}"
+    eject(Norm(), torch.ones(3, 8), out=tmp_path / label, name=label)
+    original = Norm().to(dtype)
+    made = importlib.import_module(f"{label}.module").Norm(original)
+    x = torch.linspace(-2, 2, 40).reshape(5, 8).to(dtype)
+    reference = importlib.import_module(f"{label}.reference").reference
+    for found in (made(x), reference(x, original.weight)):
+        torch.testing.assert_close(found, original(x), **tolerance(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_product_of_what_has_the_dtype_of_an_argument(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    label = f"gated_{str(dtype)[6:]}"
+    eject(gated, torch.ones(4, 8), torch.ones(8, 6), out=tmp_path / label, name=label)
+    made = getattr(importlib.import_module(label), label)
+    x = torch.linspace(-2, 2, 24).reshape(3, 8).to(dtype).requires_grad_()
+    weight = torch.linspace(-1, 1, 48).reshape(8, 6).sin().to(dtype)
+    found, expected = made(x, weight), gated(x, weight)
+    torch.testing.assert_close(found, expected, **tolerance(dtype))
+    (mine,) = torch.autograd.grad(found.sum(), x)
+    (theirs,) = torch.autograd.grad(expected.sum(), x)
+    torch.testing.assert_close(mine, theirs, **tolerance(dtype))
