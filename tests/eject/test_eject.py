@@ -223,7 +223,7 @@ def scale_(x: Tensor, factor: Tensor) -> Tensor:
 def test_an_operators_name_does_not_say_that_it_writes_over_its_arguments(tmp_path: Path) -> None:
     eject(scale_, torch.ones(2), torch.ones(2), out=tmp_path / "scale")
     assert load_op(str(tmp_path / "scale")).name == "ejected::scale"
-    for name in ("scale_", "a b", "def"):
+    for name in ("scale_", "a b", "def", "Block"):
         with pytest.raises(EjectError, match=f"'{name}' cannot name an operator"):
             eject(scale_, torch.ones(2), torch.ones(2), out=tmp_path / "refused", name=name)
     assert not (tmp_path / "refused").exists()

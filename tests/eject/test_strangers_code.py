@@ -8,6 +8,7 @@ import importlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -275,3 +276,36 @@ def test_a_number_of_classes_that_the_tracer_fixes(
     for shape in ((6, 8), (2, 8), (3, 5)):
         logits = torch.linspace(-1, 1, shape[0] * shape[1]).reshape(shape).cos()
         torch.testing.assert_close(made(logits), of_the_chosen(logits))
+
+
+def repeated(x, weight):
+    for _ in range(24):
+        x = (x * weight + 0.1).tanh()
+    return x
+
+
+def stacked(x, weight):
+    for _ in range(12):
+        x = x + 0.1 * F.layer_norm(x, (8,), weight)
+    return x
+
+
+@pytest.mark.parametrize("function", [repeated, stacked])
+def test_long_functions_take_no_longer_for_each_operation(
+    function: Callable[[Tensor, Tensor], Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each step once doubled the time. These take 3 s, and took more than 10 minutes."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    label = f"long_{function.__name__}"
+    before = time.process_time()
+    eject(function, torch.ones(4, 8), torch.ones(8), out=tmp_path / label, name=label)
+    assert time.process_time() - before < 60
+    x = torch.linspace(-2, 2, 24).reshape(3, 8).requires_grad_()
+    weight = torch.linspace(0.5, 1, 8)
+    found, expected = getattr(importlib.import_module(label), label)(x, weight), function(x, weight)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    (mine,) = torch.autograd.grad(found.sum(), x)
+    (theirs,) = torch.autograd.grad(expected.sum(), x)
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import keyword
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from fuselab.ejection.write import package_files
 from fuselab.ejection.write_launchers import where_it_runs
 from fuselab.ejection.write_standalone import standalone_files
 from fuselab.errors import EjectError
+
+_DEEPEST = 10_000  # calls of Python within each other
 
 
 @dataclass(frozen=True)
@@ -92,13 +96,36 @@ def ejected(
 
     Raises EjectError where no part of it can become a kernel, or ``name`` names no operator.
     """
-    if not name.isidentifier() or keyword.iskeyword(name) or name.endswith("_"):
+    if not re.fullmatch(r"[a-z_][a-z0-9_]*", name) or keyword.iskeyword(name) or name[-1] == "_":
         raise EjectError(
-            f"{name!r} cannot name an operator, which is a Python function whose name does not end "
-            "in '_': name another."
+            f"{name!r} cannot name an operator, which is a Python function in lower case whose "
+            "name does not end in '_': name another."
         )
-    if whole:
-        return _with_whole(function, args, keywords, name, inference, standalone)
+    with _deep_expressions():
+        if whole:
+            return _with_whole(function, args, keywords, name, inference, standalone)
+        return _plain(function, args, keywords, name, inference, standalone)
+
+
+@contextlib.contextmanager
+def _deep_expressions() -> Iterator[None]:
+    """Let functions call themselves as often as the expression of a long chain is deep."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _DEEPEST))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def _plain(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    keywords: Mapping[str, Any],
+    name: str,
+    inference: bool,
+    standalone: bool,
+) -> Ejected:
     try:
         package = planned_package(function, args, keywords, name, inference)
     except EjectError as refused:

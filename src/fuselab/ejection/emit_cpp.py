@@ -263,8 +263,12 @@ class _Kernel:
         sweeps = [[one.operand for one in sweep] for sweep in self.swept()] + [stored]
         computed: set[Expression] = set()  # by the sweeps so far
         chosen: dict[Apply, None] = {}
+        seen: set[Expression] = set()  # in this sweep
 
         def visit(one: Expression) -> None:
+            if one in seen:
+                return
+            seen.add(one)
             if isinstance(one, Apply) and one in computed and self.is_slow(one, chosen):
                 chosen[one] = None
             elif not isinstance(one, Reduced) and one not in chosen:
@@ -272,6 +276,7 @@ class _Kernel:
                     visit(child)
 
         for values in sweeps:
+            seen.clear()
             for one in values:
                 visit(one)
             computed.update(walk(values, self.reduced))
@@ -422,10 +427,12 @@ class _Kernel:
     def on_rows(self, expressions: Sequence[Expression]) -> list[Apply | Load | Position]:
         """Return the largest parts that do not depend on a column and are not known yet."""
         found: dict[Apply | Load | Position, None] = {}
+        seen: set[Expression] = set()
 
         def visit(one: Expression) -> None:
-            if one in self.known or one in self.is_kept or is_number(one):
+            if one in seen or one in self.known or one in self.is_kept or is_number(one):
                 return
+            seen.add(one)
             if isinstance(one, Reduced) or self.plan.axes_of(one) & self.column_axes:
                 for child in self.children(one):
                     visit(child)

@@ -461,14 +461,7 @@ class _Kernel:
 
     def converted(self, one: Expression, kind: Kind) -> str:
         """Return the text of a value as one of ``kind``."""
-        text, own = self.value(one), element_kind(one)
-        if own == kind:
-            return text
-        return (
-            f"{text if _is_atom(text) else f'({text})'} != 0"
-            if kind == "bool"
-            else (f"{_TYPES[kind]}({text})")
-        )
+        return _converted(self.value(one), element_kind(one), kind)
 
     def formula(self, one: Apply) -> str:
         template = CUDA[one.function]
@@ -491,27 +484,41 @@ class _Kernel:
         """Return the texts of operands, converted where C++ would compute in another type."""
         kinds = [element_kind(operand) for operand in operands]
         plain = [self.value(operand) for operand in operands]
+
+        def converted(kind: Kind) -> list[str]:  # of the texts above: each is written once
+            pairs = zip(plain, kinds, strict=True)
+            return [_converted(text, own, kind) for text, own in pairs]
+
         if one.function == "kept":
             return [*plain[:2], *word_texts(operands[2:])]
         if one.function.startswith("to_") or one.function == "not":
             return plain
         if one.function == "where":
-            return [plain[0], *(self.converted(operand, one.kind) for operand in operands[1:])]
+            return [plain[0], *converted(one.kind)[1:]]
         if one.function in _COMPARISONS:
             if all(isinstance(operand, (Constant, Size)) for operand in operands):
-                return [self.converted(operand, "float") for operand in operands]
+                return converted("float")
             return plain
         if one.function in _BITWISE or one.kind == "bool":
-            return [self.converted(operand, one.kind) for operand in operands]
+            return converted(one.kind)
         if one.function in _OPERATORS and one.kind in kinds:
             return plain  # C++ converts the other operand
-        texts = [self.converted(operand, one.kind) for operand in operands]
+        texts = converted(one.kind)
         if one.kind == "int":  # a template takes operands of one type
             return [
                 f"int64_t({text})" if isinstance(operand, Constant) else text
                 for operand, text in zip(operands, texts, strict=True)
             ]
         return texts
+
+
+def _converted(text: str, own: Kind, kind: Kind) -> str:
+    """Return the text of a value of the kind ``own`` as one of ``kind``."""
+    if own == kind:
+        return text
+    if kind == "bool":
+        return f"{text if _is_atom(text) else f'({text})'} != 0"
+    return f"{_TYPES[kind]}({text})"
 
 
 def _wanted(plan: KernelPlan) -> Iterator[str]:

@@ -105,11 +105,13 @@ def _is_slow(node: Node, is_whole: bool, hints: Mapping[sympy.Symbol, int]) -> b
         return False
     slow = CPP_SLOW - CPP_DIVISIONS if is_whole else CPP_SLOW
     size = numel(node, hints)
+    seen: set[Node] = set()
     stack: list[Node] = [node]
     while stack:
         one = stack.pop()
-        if isinstance(one, Reduction) or numel(one, hints) < size:
+        if one in seen or isinstance(one, Reduction) or numel(one, hints) < size:
             continue
+        seen.add(one)
         if isinstance(one, Pointwise) and one.function in slow:
             return True
         stack += operands_of(one)

@@ -19,6 +19,7 @@ from fuselab.ejection.loops import (
     Reduced,
     Scanned,
     Size,
+    children,
     walk,
 )
 
@@ -85,4 +86,13 @@ def _is_integer(one: Expression) -> bool:
 
 def is_number(one: Expression) -> bool:
     """Return whether a value is the same everywhere: made of constants and sizes."""
-    return all(isinstance(part, (Constant, Size, Apply)) for part in walk([one]))
+    seen: set[Expression] = set()
+    stack = [one]
+    while stack:  # ends at the first part that is none, which most values have
+        part = stack.pop()
+        if not isinstance(part, (Constant, Size, Apply)):
+            return False
+        if part not in seen:
+            seen.add(part)
+            stack += children(part)
+    return True
