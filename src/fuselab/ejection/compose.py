@@ -18,7 +18,7 @@ from fuselab.ejection.dropout import RUNTIME
 from fuselab.ejection.fold import formatted
 from fuselab.ejection.followed_dtypes import followed
 from fuselab.ejection.regions import Cut, Region
-from fuselab.ejection.returned import namedtuples_in, nodes_in, structure_text
+from fuselab.ejection.returned import class_texts, classes_in, nodes_in, structure_text
 from fuselab.ejection.taken import taking_apart
 from fuselab.ejection.whole import Whole
 from fuselab.ejection.write import (
@@ -213,7 +213,7 @@ def _composed(cut: Cut, standalone: bool, whole: Whole | None) -> str:
 def _steps(cut: Cut, imports: Sequence[str] = (), whole: Whole | None = None) -> list[str]:
     """Return the lines of a module with the function; without ``imports`` it imports the operators'
     functions alone."""
-    classes: dict[str, Any] = dict(namedtuples_in(cut.captured.returned.structure))
+    imported, classes = class_texts(classes_in(cut.captured.returned.structure))
     operators = [
         f"from .{name} import {name}" for name in sorted(one.name for one in cut.operators)
     ]
@@ -223,8 +223,7 @@ def _steps(cut: Cut, imports: Sequence[str] = (), whole: Whole | None = None) ->
         "",
         "from __future__ import annotations",
         "",
-        *(["from collections import namedtuple"] if classes else []),
-        "from typing import Any",
+        *sorted({*imported, "from typing import Any"}),
         "",
         "import torch",
         "from torch import Tensor",
@@ -232,7 +231,7 @@ def _steps(cut: Cut, imports: Sequence[str] = (), whole: Whole | None = None) ->
         *(imports or [*_dropout_imports(cut), *operators, *reference]),
         "",
         "",
-        *(f'{name} = namedtuple("{name}", {kind._fields!r})' for name, kind in classes.items()),
+        *classes,
         *(["", ""] if classes else []),
         _function(cut, whole),
     ]

@@ -9,12 +9,18 @@ Dynamo made of it, puts them in place.
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import json
 import keyword
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+import sys
+import sysconfig
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +30,14 @@ from fuselab.errors import EjectError
 
 CONSTANTS = (int, float, str, bool, type(None), torch.dtype)
 _FIRST_NUMBER = 10**15  # stands in for a size; no tensor has a dimension as large
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """An object of a dataclass in a structure, by the fields that make it."""
+
+    kind: type
+    fields: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -106,10 +120,14 @@ class StandIns:
             if type(value) is int and value >= _FIRST_NUMBER:
                 used.add(self.nodes[value - _FIRST_NUMBER])
                 return self.nodes[value - _FIRST_NUMBER]
-            if type(value) is dict:
+            if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                _check_class(name, type(value))
+                fields = (one.name for one in dataclasses.fields(value) if one.init)
+                return Made(type(value), {one: of(getattr(value, one)) for one in fields})
+            if type(value) in (dict, OrderedDict):
                 if not all(isinstance(key, CONSTANTS) for key in value):
                     raise EjectError(f"{name} returns a dict whose keys are no numbers or strings.")
-                return {key: of(item) for key, item in value.items()}
+                return type(value)((key, of(item)) for key, item in value.items())
             if type(value) in (tuple, list, torch.Size):
                 items = list(map(of, value))
                 return items if isinstance(value, list) else tuple(items)
@@ -121,7 +139,7 @@ class StandIns:
                 return value
             raise EjectError(
                 f"{name} returns an object of {type(value).__name__}; return tensors, numbers, "
-                "strings and None, in tuples, named tuples, lists and dicts."
+                "strings and None, in tuples, named tuples, dataclasses, lists and dicts."
             )
 
         structure = of(returned)
@@ -206,6 +224,8 @@ def _items(structure: Any) -> list[tuple[str, str, Any]]:
     """Return the parts of a tuple, list or dict, each with its name and its subscript."""
     if isinstance(structure, dict):
         return [(str(key), f"[{constant_text(key)}]", item) for key, item in structure.items()]
+    if isinstance(structure, Made):
+        return [(name, f".{name}", item) for name, item in structure.fields.items()]
     if isinstance(structure, (tuple, list)):
         named = "__match_args__" if is_return_type(structure) else "_fields"
         fields = getattr(structure, named, [""] * len(structure))
@@ -235,14 +255,80 @@ def _is_assigned(node: fx.Node) -> bool:
     return re.search(rf"^\s*{re.escape(node.name)}\s*[-+*/|&]?=[^=]", trace, re.M) is not None
 
 
-def namedtuples_in(structure: Any) -> dict[str, Callable[..., Any]]:
-    """Return the classes of named tuples in a structure, by name."""
-    found: dict[str, Callable[..., Any]] = {}
-    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+def classes_in(structure: Any) -> dict[str, type]:
+    """Return the classes of named tuples and dataclasses in a structure, and of dicts that are
+    none of Python's own, by name."""
+    found: dict[str, type] = {}
+    if isinstance(structure, Made):
+        found[structure.kind.__name__] = structure.kind
+    elif type(structure) is OrderedDict or (
+        isinstance(structure, tuple) and hasattr(structure, "_fields")
+    ):
         found[type(structure).__name__] = type(structure)
     for _, _, item in _items(structure):
-        found |= namedtuples_in(item)
+        found |= classes_in(item)
     return found
+
+
+def class_texts(kinds: Mapping[str, type]) -> tuple[list[str], list[str]]:
+    """Return the lines that import classes, and those that define the ones which are in no
+    installed package: named tuples and dataclasses of the same fields."""
+    imports: set[str] = set()
+    lines: list[str] = []
+    for name, kind in kinds.items():
+        if _can_be_imported(kind):
+            imports.add(f"from {kind.__module__} import {name}")
+        elif issubclass(kind, tuple):
+            imports.add("from collections import namedtuple")
+            lines.append(f'{name} = namedtuple("{name}", {json.dumps(kind._fields)})')  # type: ignore[attr-defined]
+        else:
+            imports |= {"from dataclasses import make_dataclass", "from typing import Any"}
+            bases = [one for one in kind.__bases__ if one is not object]
+            imports |= {f"from {one.__module__} import {one.__name__}" for one in bases}
+            texts = [_field_text(one) for one in dataclasses.fields(kind) if one.init]  # type: ignore[arg-type]
+            behind = f", bases=({comma([one.__name__ for one in bases])})" if bases else ""
+            lines.append(f'{name} = make_dataclass("{name}", [{", ".join(texts)}]{behind})')
+    return sorted(imports), lines
+
+
+def _field_text(field: Any) -> str:
+    missing = dataclasses.MISSING
+    is_wanted = field.default is missing and field.default_factory is missing
+    return f'"{field.name}"' if is_wanted else f'("{field.name}", Any, None)'
+
+
+def _check_class(name: str, kind: type) -> None:
+    """Raise EjectError for a dataclass that a package can neither import nor define."""
+    for base in () if _can_be_imported(kind) else kind.__bases__:
+        if base is not object and not _can_be_imported(base):
+            raise EjectError(
+                f"{name} returns an object of {kind.__name__}, whose base {base.__name__} no "
+                "installed package defines; return a dataclass without that base."
+            )
+
+
+def _can_be_imported(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    return is_installed(kind.__module__) and getattr(module, kind.__name__, None) is kind
+
+
+def is_installed(module: str) -> bool:
+    """Return whether every program of this Python can import a module: one of the standard library
+    or of an installed package, not a file of the user's."""
+    root = module.partition(".")[0]
+    if root in sys.stdlib_module_names:
+        return root != "__main__"
+    try:
+        spec = importlib.util.find_spec(root)
+    except ValueError:  # a module without a specification, such as one of a test
+        return False
+    found = (
+        None
+        if spec is None
+        else spec.origin or next(iter(spec.submodule_search_locations or ()), None)
+    )
+    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    return found is not None and any(Path(found).is_relative_to(folder) for folder in folders)
 
 
 def structure_text(structure: Any, leaf: Callable[[fx.Node], str]) -> str:
@@ -252,7 +338,11 @@ def structure_text(structure: Any, leaf: Callable[[fx.Node], str]) -> str:
     texts = [structure_text(item, leaf) for _, _, item in _items(structure)]
     if isinstance(structure, dict):
         pairs = zip(structure, texts, strict=True)
-        return "{" + ", ".join(f"{constant_text(key)}: {text}" for key, text in pairs) + "}"
+        whole = "{" + ", ".join(f"{constant_text(key)}: {text}" for key, text in pairs) + "}"
+        return f"OrderedDict({whole})" if type(structure) is OrderedDict else whole
+    if isinstance(structure, Made):
+        pairs = zip(structure.fields, texts, strict=True)
+        return f"{structure.kind.__name__}({', '.join(f'{key}={text}' for key, text in pairs)})"
     if isinstance(structure, list):
         return f"[{', '.join(texts)}]"
     if isinstance(structure, tuple):

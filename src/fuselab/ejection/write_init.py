@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections.abc import Sequence
@@ -17,8 +16,9 @@ from fuselab.ejection.dropout import RUNTIME
 from fuselab.ejection.package import Package
 from fuselab.ejection.plan import Namer
 from fuselab.ejection.returned import (
+    class_texts,
+    classes_in,
     is_same_view,
-    namedtuples_in,
     nodes_in,
     source_of,
     structure_text,
@@ -113,11 +113,9 @@ def seed_import(package: Package) -> list[str]:
 
 def _imports(package: Package, imports: Sequence[str]) -> str:
     defined, others = _classes(package)
-    body = _body(package)
+    body, any_import = _body(package), "from typing import Any"
     lines = [
-        *(["from collections import namedtuple"] if others else []),
-        *sequence_import(package.captured),
-        "from typing import Any",
+        *sorted({*class_texts(others)[0], *sequence_import(package.captured), any_import}),
         "",
         *(["import torch"] if re.search(r"\btorch\.", body) else []),
         "from torch import Tensor",
@@ -129,18 +127,15 @@ def _imports(package: Package, imports: Sequence[str]) -> str:
 
 
 def _classes(package: Package) -> tuple[list[str], dict[str, Any]]:
-    """Return the named tuples that ``reference.py`` defines, and the others that are returned."""
-    found = namedtuples_in(package.returned.structure)
+    """Return the classes that ``reference.py`` defines, and the others that are returned."""
+    found = classes_in(package.returned.structure)
     copied = defined_in_reference(package.formulas)
     defined = sorted(name for name in found if name in copied)
     return defined, {name: kind for name, kind in found.items() if name not in defined}
 
 
 def _named_tuples(package: Package) -> str:
-    lines = [
-        f'{name} = namedtuple("{name}", {json.dumps(kind._fields)})'
-        for name, kind in _classes(package)[1].items()
-    ]
+    lines = class_texts(_classes(package)[1])[1]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import json
-import sys
-import sysconfig
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -22,7 +18,13 @@ from fuselab.ejection.capture import Captured, argument_name
 from fuselab.ejection.dropout import RUNTIME
 from fuselab.ejection.followed_dtypes import follow_dtypes, followed
 from fuselab.ejection.plan import Sizes
-from fuselab.ejection.returned import CONSTANTS, namedtuples_in, structure_text
+from fuselab.ejection.returned import (
+    CONSTANTS,
+    class_texts,
+    classes_in,
+    is_installed,
+    structure_text,
+)
 from fuselab.ejection.taken import annotation, rebuilt, tensors_in
 
 _CONSTANTS = (*CONSTANTS, tuple)
@@ -58,7 +60,7 @@ from __future__ import annotations
 
 {importing}import torch
 from torch import Tensor
-{_import_of_replay(captured)}
+{_import_of_replay(captured)}{_classes(captured, outputs)}
 
 {_functions(captured, outputs, told, _traced(captured, outputs))}
 '''
@@ -71,6 +73,13 @@ def _label(function: Callable[..., Any]) -> str:
 def _import_of_replay(captured: Captured) -> str:
     """Return the lines that import what ``_functions`` writes; empty where nothing is dropped."""
     return "" if captured.seed is None else f"\nfrom {RUNTIME} import SeededDropout\n"
+
+
+def _classes(captured: Captured, outputs: Sequence[str]) -> str:
+    """Return the lines that import or define the classes of what the function returns, where the
+    reference returns that, and not the ``outputs`` of an operator."""
+    imports, definitions = class_texts({} if outputs else classes_in(captured.returned.structure))
+    return "".join(f"{line}\n" for line in [*imports, *([""] if definitions else []), *definitions])
 
 
 def _functions(captured: Captured, outputs: Sequence[str], told: str, body: str) -> str:
@@ -105,7 +114,7 @@ def defined_in_reference(captured: Captured) -> set[str]:
     copied = _copied(function, captured) if isinstance(function, FunctionType) else None
     if copied is None:
         return set()
-    found = namedtuples_in(captured.returned.structure)
+    found = classes_in(captured.returned.structure)
     return {name for name in found if f"{name} = namedtuple(" in copied[0]}
 
 
@@ -242,25 +251,6 @@ def _names_in_defaults(text: str) -> list[str]:
     defaults = [*function.args.defaults, *function.args.kw_defaults]
     parts = (part for one in defaults if one is not None for part in ast.walk(one))
     return [part.id for part in parts if isinstance(part, ast.Name)]
-
-
-def is_installed(module: str) -> bool:
-    """Return whether every program of this Python can import a module: one of the standard library
-    or of an installed package, not a file of the user's."""
-    root = module.partition(".")[0]
-    if root in sys.stdlib_module_names:
-        return root != "__main__"
-    try:
-        spec = importlib.util.find_spec(root)
-    except ValueError:  # a module without a specification, such as one of a test
-        return False
-    found = (
-        None
-        if spec is None
-        else spec.origin or next(iter(spec.submodule_search_locations or ()), None)
-    )
-    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    return found is not None and any(Path(found).is_relative_to(folder) for folder in folders)
 
 
 def _copies(captured: Captured) -> list[str]:
