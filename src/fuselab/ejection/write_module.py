@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import textwrap
+from collections.abc import Mapping
 
 from torch import nn
 
 from fuselab.ejection.capture import Captured, argument_name
 from fuselab.ejection.fold import formatted
+from fuselab.ejection.returned import CONSTANTS, constant_text
 from fuselab.ejection.write_init import sequence_import
 
 
@@ -23,8 +27,10 @@ def module_text(captured: Captured) -> str:
     }
     inputs = {name: kind for name, kind in captured.public.items() if name not in held}
     given = ", ".join(held.get(name, name) for name in captured.public)
-    annotated = ", ".join(f"{name}: {kind}" for name, kind in inputs.items())
+    annotated, fixed = _parameters(module, captured, inputs)
+    checks = "".join(f"{textwrap.indent(line, ' ' * 8)}\n" for line in fixed)
     sequence = "".join(f"{line}\n" for line in sequence_import(captured))
+    imported = "import torch\n" if "= torch." in annotated else ""  # a dtype
     label = type(module).__name__
     mode, other = ("train", "eval") if module.training else ("eval", "train")
     return formatted(f'''\
@@ -34,7 +40,7 @@ from __future__ import annotations
 
 {sequence}from typing import Any
 
-from torch import Tensor, nn
+{imported}from torch import Tensor, nn
 
 from . import {captured.name}
 
@@ -57,8 +63,42 @@ class {label}(nn.Module):
     def forward(self, {annotated}) -> Any:
         if self.training is not {module.training}:
             raise RuntimeError("ejected in .{mode}() mode; eject the module again for .{other}()")
-        return {captured.name}({given})
+{checks}        return {captured.name}({given})
 ''')
+
+
+def _parameters(
+    module: nn.Module, captured: Captured, inputs: Mapping[str, str]
+) -> tuple[str, list[str]]:
+    """Return the parameters of the forward as its own code has them, and the statements that check
+    those which are no tensors: they have the values that the module was ejected with."""
+    texts: list[str] = []
+    checks: list[str] = []
+    has_default = is_by_name = False
+    for name, one in inspect.signature(module.forward).parameters.items():
+        value = captured.given.get(name, one.default)
+        if name in inputs:
+            kind = inputs[name]
+            if one.kind is one.VAR_POSITIONAL:
+                text, is_by_name = f"*{name}: Tensor", True
+            elif one.kind is one.VAR_KEYWORD:
+                text = f"**{name}: Any"
+            else:
+                needs_default = has_default and one.kind is not one.KEYWORD_ONLY
+                text = f"{name}: {kind} | None = None" if needs_default else f"{name}: {kind}"
+        elif isinstance(value, CONSTANTS) and one.kind is not one.POSITIONAL_ONLY:
+            wanted = constant_text(value)
+            text, has_default = f"{name}: Any = {wanted}", True
+            differs = f"{name} is not {wanted}" if value is None else f"{name} != {wanted}"
+            told = f"{name} must be {wanted}, as the module was ejected".replace('"', "'")
+            checks.append(f'if {differs}:\n    raise ValueError("{told}")')
+        else:
+            continue
+        if one.kind is one.KEYWORD_ONLY and not is_by_name:
+            texts.append("*")
+            is_by_name = True
+        texts.append(text)
+    return ", ".join(texts), checks
 
 
 def _places(module: nn.Module) -> dict[str, str]:

@@ -1,0 +1,70 @@
+"""The forward of an ejected module takes the arguments of the module's own forward."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselab.ejection.eject import eject
+
+X = torch.linspace(-2, 2, 24).reshape(3, 8)
+
+
+class Block(nn.Module):
+    """A layer with a mask, a cache that is not used, and options, as transformers' have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(
+        self, x: Tensor, cache: None = None, mask: Tensor | None = None, mode: str = "scaled"
+    ) -> tuple[Tensor, None]:
+        x = self.layer(self.norm(x).relu() * 2)
+        x = x.sigmoid() * x if mode == "scaled" else x
+        return (x if mask is None else x * mask.unsqueeze(-1)), cache
+
+
+class Several(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, *parts: Tensor, scale: float = 1.0, **others: Tensor) -> Tensor:
+        whole = (parts[0] + parts[1].tanh()) * self.weight * scale
+        return whole * others["gate"].sigmoid()
+
+
+def test_a_call_with_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model, mask = Block(), torch.tensor([1.0, 0.0, 1.0])
+    given = {"mask": torch.ones(4), "mode": "scaled"}
+    eject(model, torch.ones(4, 8), out=tmp_path / "optioned", name="optioned", keywords=given)
+    made = importlib.import_module("optioned.module").Block(model)
+    expected, _ = model(X, mask=mask)
+    for found in (
+        made(X, None, mask),
+        made(X, mask=mask),
+        made(x=X, cache=None, mask=mask, mode="scaled"),
+    ):
+        assert found[1] is None
+        torch.testing.assert_close(found[0], expected)
+    with pytest.raises(ValueError, match="mode must be 'scaled', as the module was ejected"):
+        made(X, mask=mask, mode="plain")
+
+
+def test_a_call_with_any_number_of_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model, ones = Several(), torch.ones(4, 8)
+    given = {"scale": 2.0, "gate": torch.ones(8)}
+    eject(model, ones, ones, out=tmp_path / "of_several", name="of_several", keywords=given)
+    made = importlib.import_module("of_several.module").Several(model)
+    gate = torch.linspace(-1, 1, 8)
+    found = made(X, X.cos(), scale=2.0, gate=gate)
+    torch.testing.assert_close(found, model(X, X.cos(), scale=2.0, gate=gate))
