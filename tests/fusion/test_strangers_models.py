@@ -150,3 +150,33 @@ def test_what_makes_the_whole_slower_is_not_kept(
     assert len(dropped) == 2 - len(result.kept)
     assert all("the whole model was measured SLOWER" in one.reason for one in dropped)
     torch.testing.assert_close(result.model(x), model(x))
+
+
+class InFloat32(nn.Module):
+    """fairseq's Fp32LayerNorm: it does not run in float64, where its weights are float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.layer(x).float()).relu() * 2 + x
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_chain_that_does_not_run_in_float64(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is compared in float32, where fuse once ended with PyTorch's RuntimeError."""
+    verdict = Verdict(Outcome.FASTER, 2.0, 1.9, 2.1, 99)
+    monkeypatch.setattr(fuse_module, "measure", lambda *args, **more: (2.0, 1.0, verdict))
+    model, x = InFloat32().train(training), torch.randn(600, 16)
+    result = fuse_with_report(model, x)
+    (kept,) = result.kept
+    assert "layer_norm" in kept.chain
+    torch.testing.assert_close(result.model(x), model(x), rtol=1e-4, atol=1e-5)
+    region = [torch.ones(3), torch.ones(3) * 1.5, None]
+    judge = importlib.import_module("fuselab.fusion.judge")
+    assert judge._far(0, region[0], region[1]) == "output 0 is another"
+    assert judge._far(0, region[0], None) == "output 0 is another"
+    assert judge._far(0, region[0], region[0] + 1e-6) is None
