@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fuselab.ejection.eject import eject
+from fuselab.errors import EjectError
 
 X = torch.linspace(-2, 2, 24).reshape(3, 8)
 
@@ -68,3 +69,41 @@ def test_a_call_with_any_number_of_arguments(
     gate = torch.linspace(-1, 1, 8)
     found = made(X, X.cos(), scale=2.0, gate=gate)
     torch.testing.assert_close(found, model(X, X.cos(), scale=2.0, gate=gate))
+
+
+class Counting(nn.Module):
+    """Counts its calls; ``moves`` says whether it also makes a new tensor its buffer."""
+
+    def __init__(self, moves: bool) -> None:
+        super().__init__()
+        self.moves = moves
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        if self.moves:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return (x - self.mean).tanh() * 2 + self.count
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_module_is_as_it_was_after_it_was_ejected(
+    moves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its buffers once were what stood in for tensors, 1e15, refused or not."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = Counting(moves)
+    before = dict(model.named_buffers())
+    if moves:
+        with pytest.raises(EjectError, match="changes an object outside"):
+            eject(model, torch.ones(4, 8), out=tmp_path / "counting", name="counting")
+    else:
+        eject(model, torch.ones(4, 8), out=tmp_path / "counting", name="counting")
+    after = dict(model.named_buffers())
+    assert all(after[name] is before[name] and not after[name].any() for name in before)
+    if not moves:
+        made = importlib.import_module("counting.module").Counting(Counting(moves))
+        for _ in range(2):
+            torch.testing.assert_close(made(X), model(X))
+        assert made.count == model.count == 2

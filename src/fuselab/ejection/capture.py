@@ -12,7 +12,7 @@ import inspect
 import itertools
 import linecache
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -133,6 +133,9 @@ def with_sources(results: Sequence[fx.Node]) -> set[fx.Node]:
             found.add(node)
             stack += node.all_input_nodes
     return found
+
+
+_HELD = ("_parameters", "_buffers", "_modules")  # of a module
 
 
 class _CapturedError(Exception):
@@ -323,6 +326,7 @@ def _run_dynamo(
         torch.set_grad_enabled(not inference),
         traceable_averages(function),
         listening(),
+        _unchanged(function),
     ):
         called = with_own_parameters(function)
         compiled = torch.compile(called, backend=backend, dynamic=True, fullgraph=True)
@@ -352,6 +356,26 @@ def _run_dynamo(
     # PyTorch refuses to write over tensors that want a gradient, such as running statistics, and
     # some of its functions have no gradient for their targets or weights.
     return _run_dynamo(backend, function, args, keywords, name, inference, {*frozen, *more})
+
+
+@contextlib.contextmanager
+def _unchanged(function: Callable[..., Any]) -> Iterator[None]:
+    """Give a module and its children their own attributes back. The compiled call assigns what it
+    gets, which stands in for tensors, where the forward assigns to ``self``."""
+    modules = list(function.modules()) if isinstance(function, nn.Module) else []
+    before = [
+        (own := vars(one), dict(own), {name: dict(own[name]) for name in _HELD if name in own})
+        for one in modules
+    ]
+    try:
+        yield
+    finally:
+        for own, attributes, held in before:
+            own.clear()
+            own.update(attributes)
+            for name, items in held.items():
+                own[name].clear()
+                own[name].update(items)
 
 
 def _constant_arguments(

@@ -143,12 +143,19 @@ class StandIns:
             )
 
         structure = of(returned)
-        if any(node not in used for node in self.nodes):
+        if any(node not in used and not _is_argument(node) for node in self.nodes):
             raise EjectError(
                 f"{name} changes an object outside, or returns a number that is computed from "
                 "sizes by a division; return only tensors and sizes."
             )
         return structure
+
+
+def _is_argument(node: fx.Node) -> bool:
+    """Return whether a node is an argument that was written over: ``self.count += 1`` also assigns
+    it to the attribute that holds it."""
+    root = root_of(node)
+    return root.op == "placeholder" and is_same_view(node, root)
 
 
 def results_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
