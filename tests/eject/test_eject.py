@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -148,9 +147,9 @@ def parts_of_it(x: Tensor) -> dict[str, Any]:
     return {"x": x, "rows": x.shape[0], "first": x[0]}
 
 
-@dataclass
 class Held:
-    value: Tensor
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
 
 
 def an_object(x: Tensor) -> Held:
