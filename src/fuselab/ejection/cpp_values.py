@@ -6,7 +6,7 @@ import math
 from typing import TypeGuard
 
 from fuselab.ejection.functions import CPP_SLOW
-from fuselab.ejection.loops import Apply, Constant, Expression, Size
+from fuselab.ejection.loops import Apply, Constant, Expression, Size, element_kind
 
 _ARITHMETIC = frozenset({"add", "sub", "mul", "div", "neg", "reciprocal"})
 
@@ -16,6 +16,15 @@ def takes_long(one: Expression) -> bool:
     if not isinstance(one, Apply) or (one.kind != "int" and one.function not in CPP_SLOW):
         return False
     return not (one.function == "div" and is_power_of_two(one.operands[1]))
+
+
+def compares_integers(one: Expression) -> bool:
+    """Return whether a value compares integers, which have 64 bits in C++."""
+    return (
+        isinstance(one, Apply)
+        and one.kind == "bool"
+        and any(element_kind(operand) == "int" for operand in one.operands)
+    )
 
 
 def is_power_of_two(one: Expression) -> TypeGuard[Constant]:

@@ -20,7 +20,12 @@ from fuselab.ejection.cpp_text import (
     filled_list,
     word_texts,
 )
-from fuselab.ejection.cpp_values import is_power_of_two, is_scalar, takes_long
+from fuselab.ejection.cpp_values import (
+    compares_integers,
+    is_power_of_two,
+    is_scalar,
+    takes_long,
+)
 from fuselab.ejection.functions import (
     CPP,
     CPP_CASTS,
@@ -185,9 +190,10 @@ class _Kernel:
             loaded = [part for part in walk(same) if isinstance(part, (Load, Position))]
             read = ", ".join(dict.fromkeys(map(self.array, loaded)))
             self.open(f"for_each_with_rows<Real, lane>(loops, std::tuple{{{read}}},")
-            self.write("[&](const auto& rows, const auto& row_value) {")
+            self.write("[&](const auto& rows, const auto& row_value, const auto& row_integer) {")
             for value in same:
-                self.hoist_formula(value, "row_value(")
+                is_integer = element_kind(value) == "int"
+                self.hoist_formula(value, "row_integer(" if is_integer else "row_value(")
                 self.known[value] = f"at({self.names[value]})"
             self.store(self.stored(True), "rows.each(")
             self.indent -= 1
@@ -217,7 +223,9 @@ class _Kernel:
             if self.plan.axes_of(one) & innermost or not isinstance(one, Apply):
                 for child in children(one):
                     visit(child)
-            elif not is_number(one) and any(map(takes_long, walk([one]))):
+            elif not is_number(one) and any(
+                takes_long(part) or compares_integers(part) for part in walk([one])
+            ):
                 found[one] = None
 
         for one in self.plan.stores.values() if innermost else ():

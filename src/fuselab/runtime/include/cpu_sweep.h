@@ -1292,8 +1292,9 @@ void for_each(const Loops<operands>& loops, Body body) {
   sweep<Real, lane>(loops, [&](const auto& rows) { rows.each(body); });
 }
 
-// Calls body(rows, row_value) for every block of rows of a kernel without reductions. row_value(f)
-// is f(at) once per row, if the operands that it reads are the same in a row's columns.
+// Calls body(rows, row_value, row_integer) for every block of rows of a kernel without reductions.
+// row_value(f) is f(at) once per row, if the operands that it reads are the same in a row's columns,
+// and row_integer(f) is that of an integer.
 template <class Real, Lane lane, int operands, class... Elements, int... place, class Body>
 void for_each_with_rows(const Loops<operands>& loops, std::tuple<Array<place, Elements>...>,
                         Body body) {
@@ -1301,11 +1302,14 @@ void for_each_with_rows(const Loops<operands>& loops, std::tuple<Array<place, El
   const auto is_same = [&](const int64_t* step) { return (step[4] | step[5] | step[6]) == 0; };
   if ((is_same(loops.strides[place]) && ...)) {
     sweep<Real, lane>(loops, [&](const auto& rows) {
-      body(rows, [&](auto value) { return rows.value(value); });
+      body(
+          rows, [&](auto value) { return rows.value(value); },
+          [&](auto value) { return rows.integer(value); });
     });
   } else {
     sweep<Real, lane>(loops, [&](const auto& rows) {
-      body(rows, [](auto value) { return Deferred<decltype(value)>{value}; });
+      const auto deferred = [](auto value) { return Deferred<decltype(value)>{value}; };
+      body(rows, deferred, deferred);
     });
   }
 }
