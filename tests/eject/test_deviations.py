@@ -142,6 +142,41 @@ def test_the_mean_and_the_deviations_take_one_sweep(package: Callable[..., Path]
     assert forward.count("for block in range(first, end):") == 2  # one of them stores
 
 
+def normed_columns(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.nn.functional.batch_norm(x, None, None, weight, bias, training=True).relu()
+
+
+def softened_columns(x: Tensor) -> Tensor:
+    """Two sweeps reduce: the largest value, and the sum of the powers."""
+    return torch.softmax(x, 0)
+
+
+@pytest.mark.parametrize("function", [normed_columns, softened_columns])
+def test_joined_shares_give_what_a_whole_row_gives(
+    function: Callable[..., Tensor], tmp_path: Path
+) -> None:
+    args = [(normal((20_011, 3)) + 5).requires_grad_()]
+    if function is normed_columns:
+        args += [normal((3,)).requires_grad_(), normal((3,)).requires_grad_()]
+    eject(function, *args, out=tmp_path / "joined", name=f"joined_{function.__name__}")
+    upstream = normal(tuple(args[0].shape))
+    output, grads, sweeps = interpreter.run(
+        f"{Path(__file__).parent / 'joined_on_cpu.py'}:gradients",
+        str(tmp_path / "joined"),
+        upstream,
+        *(arg.detach() for arg in args),
+    )
+    forward = [1, -1, 2] if function is normed_columns else [1, -1, 2, -2, 3]
+    assert sweeps == [*forward, 1, -1, 2]
+    # In float64, because eager's own errors are the larger ones.
+    exact = [arg.detach().double().requires_grad_() for arg in args]
+    expected = function(*exact)
+    wanted = torch.autograd.grad(expected, exact, upstream.double())
+    torch.testing.assert_close(first(output).double(), expected.detach(), rtol=1e-5, atol=5e-6)
+    for found, of_exact in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(found.double(), of_exact, rtol=1e-5, atol=5e-6)
+
+
 def first(returned: object) -> Tensor:
     """Return a function's output; what its backward reads comes behind it."""
     found = returned[0] if isinstance(returned, tuple) else returned

@@ -16,9 +16,15 @@ from fuselab.inspect.assembly.architectures import architecture
 from fuselab.inspect.assembly.triton_compile import compiled_launch
 from fuselab.runtime import gpu_limits
 from fuselab.runtime.sweep import Sweep
-from fuselab.runtime.triton_blocks import MOST_PARTIALS, TILE, Reducing, block_of_rows, tile
+from fuselab.runtime.triton_blocks import (
+    MOST_PARTIALS,
+    TILE,
+    Reducing,
+    block_of_rows,
+    tile,
+)
 from fuselab.runtime.triton_loops import tile as tile_of
-from fuselab.runtime.triton_sweep import divisor
+from fuselab.runtime.triton_sweep import divisor, launches_of
 
 
 def swept(sizes: dict[str, int], x: tuple[Tensor, str], output: tuple[Tensor, str]) -> Sweep:
@@ -130,3 +136,47 @@ def test_neighbouring_rows_are_shared_by_few_programs_of_many_warps(
         assert block.columns * (block.parts - 1) <= 2 * columns
         if rows >= 64 and columns > 100_000:
             assert blocks * block.parts * block.warps >= 132 * 4
+
+
+@pytest.mark.parametrize("stores_columns", [False, True])
+def test_a_reduction_over_a_transposed_operand_gets_square_blocks(
+    stores_columns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole rows that are read once are worth more than whole cache lines of the other operand."""
+    monkeypatch.setattr(gpu_limits, "multiprocessors", lambda device: 132)
+    x = torch.empty(1024, 4096, dtype=torch.bfloat16, device="meta")
+    other = torch.empty(4096, 1024, dtype=torch.bfloat16, device="meta")
+    written = (x, "rows columns") if stores_columns else (x[:, 0], "rows")
+    over = Sweep(
+        {"rows": 1024},
+        {"columns": 4096},
+        [(x, "rows columns"), (other, "columns rows")],
+        [written],
+    )
+    reducing = Reducing(sweeps=1, reductions=1, stores_columns=stores_columns)
+    block = block_of_rows(over, 2, 0, reducing, torch.device("cuda"))
+    if stores_columns:
+        assert block.columns == 4096
+    else:
+        assert block.rows == block.columns == 64
+
+
+def test_few_rows_are_spread_over_the_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_limits, "multiprocessors", lambda device: 132)
+    reducing = Reducing(sweeps=1, reductions=1, stores_columns=True)
+    for rows, columns, expected in ((64, 8, 32), (1024, 8, 32), (64, 512, 1), (65536, 8, 256)):
+        x = torch.empty(rows, columns, device="meta")
+        over = Sweep({"n": rows}, {"c": columns}, [(x, "n c")], [(x, "n c")])
+        assert block_of_rows(over, 4, 0, reducing, torch.device("cuda")).rows == expected
+
+
+def test_partial_results_that_many_programs_read_are_joined_first() -> None:
+    def launches(left_bytes: int, **of: Any) -> list[tuple[int, int, int]]:
+        return launches_of(Reducing(**{"reductions": 2, **of}), 64, left_bytes)
+
+    several = {"sweeps": 2, "stores_columns": True}
+    assert launches(1 << 10, **several) == [(1, 64, 0), (2, 64, 0), (3, 64, 0)]
+    joined = [(1, 64, 0), (-1, 1, 0), (2, 64, 1), (-2, 1, 1), (3, 64, 2)]
+    assert launches(1 << 17, **several) == joined
+    assert launches(1 << 17, sweeps=1) == [(1, 64, 0), (2, 1, 0)]
+    assert launches(1 << 17, **several, sums=1) == launches(1 << 10, **several)

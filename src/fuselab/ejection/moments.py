@@ -13,7 +13,7 @@ from fuselab.ejection.capture import source_line, user_name
 from fuselab.ejection.loops import Constant, Node, Pointwise, Reduction, Size, View
 from fuselab.ejection.parts import regrouped
 from fuselab.ejection.steps import FxNode, Sizes, arguments_of, expression_of, inserted, number_of
-from fuselab.ejection.two_steps import in_two_steps
+from fuselab.ejection.two_steps import LEAST_AREA, in_two_steps
 
 
 class Moments(Arrangements):
@@ -129,7 +129,8 @@ class Moments(Arrangements):
         # Of no elements the mean is NaN, and so is eager's gradient of the weight.
         self.parts.require(area - 1, line)
         one = sympy.Integer(1)
-        sizes = batch, groups, quotient_of(channels, groups) * area
+        of_group = quotient_of(channels, groups)
+        sizes = batch, groups, of_group * area
         flat = batch, channels, area
 
         def element(label: str, of: Sizes, function: str, *operands: Any) -> Node:
@@ -138,12 +139,10 @@ class Moments(Arrangements):
         def rearranged(of: Node, into: Sizes) -> Node:
             return self.parts.view(View(of.name, tuple(into), of.kind, line, False, of, regrouped))
 
-        def total(
-            label: str, of: Node, dims: tuple[int, ...], into: Sizes, keepdim: bool
-        ) -> Reduction:
-            return Reduction(
-                f"{name}_{label}", tuple(into), "float", line, False, "sum", of, dims, keepdim
-            )
+        def total(label: str, of: Node, dims: int | tuple[int, ...], into: Sizes) -> Reduction:
+            dims = (dims,) if isinstance(dims, int) else dims
+            keepdim = len(into) == len(of.sizes)
+            return Reduction(label, tuple(into), "float", line, False, "sum", of, dims, keepdim)
 
         def spread(of: Node) -> Node:
             return View(
@@ -160,30 +159,45 @@ class Moments(Arrangements):
                 weight.name, shape, "float", line, False, weight, lambda index, *_: index[:1]
             )
             scaled = element("scaled", source.sizes, "mul", upstream, along)
-        scaled = rearranged(scaled, sizes)
         kept = (*sizes[:2], one)
-        count = Size(sizes[2])
-        first = element(
-            "mean_of_scaled", kept, "div", total("scaled_sum", scaled, (2,), kept, True), count
-        )
-        product = element("product", sizes, "mul", scaled, normalised)
-        second = element(
-            "mean_of_product", kept, "div", total("product_sum", product, (2,), kept, True), count
+        of_channels = rearranged(upstream, flat)
+        weighted = element("weighted", flat, "mul", of_channels, rearranged(normalised, flat))
+        scaled = rearranged(scaled, sizes)
+        if weight is None or self.hint(area) < LEAST_AREA:
+            product = element("product", sizes, "mul", scaled, normalised)
+            sums = [total("group_sum", scaled, 2, kept), total("group_product", product, 2, kept)]
+            of_parameters = [
+                in_two_steps(total(label, of, (0, 2), (channels,)), self.hint, label)
+                for label, of in (("grad_weight", weighted), ("grad_bias", of_channels))
+            ]
+        else:
+            # The sums over a group are those over its channels, each times its weight, so that
+            # nothing is read once for the input's gradient and again for the parameters'.
+            parts = [
+                total("grad_bias_part", of_channels, 2, flat[:2]),
+                total("grad_weight_part", weighted, 2, flat[:2]),
+            ]
+            shares = [
+                element(f"{part.name}_scaled", flat[:2], "mul", part, weight) for part in parts
+            ]
+            sums = [
+                total(label, rearranged(share, (*sizes[:2], of_group)), 2, kept)
+                for label, share in zip(("group_sum", "group_product"), shares, strict=True)
+            ]
+            of_parameters = [
+                total(label, part, 0, (channels,))
+                for label, part in zip(("grad_weight", "grad_bias"), reversed(parts), strict=True)
+            ]
+        first, second = (
+            element(f"mean_of_{label}", kept, "div", of, Size(sizes[2]))
+            for label, of in zip(("scaled", "product"), sums, strict=True)
         )
         difference = element("difference", sizes, "sub", scaled, first)
         shared = element("shared", sizes, "mul", normalised, second)
         gradient = element(
             "grad", sizes, "mul", element("rest", sizes, "sub", difference, shared), rstd
         )
-        of_channels = rearranged(upstream, flat)
-        weighted = element("weighted", flat, "mul", of_channels, rearranged(normalised, flat))
-        return (
-            rearranged(gradient, source.sizes),
-            *(
-                in_two_steps(total(label, of, (0, 2), (channels,), False), self.hint, label)
-                for label, of in (("grad_weight", weighted), ("grad_bias", of_channels))
-            ),
-        )
+        return rearranged(gradient, source.sizes), *of_parameters
 
 
 def quotient_of(size: sympy.Expr, by: sympy.Expr) -> sympy.Expr:

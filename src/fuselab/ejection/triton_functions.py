@@ -31,6 +31,10 @@ from fuselab.ejection.triton_text import (
     stands_in_a_call,
 )
 
+LAUNCHES = (
+    "If PARTS programs share a row, each sweep is a launch of its own, and SWEEP is its number. "
+    "A launch of the negative number joins what that sweep left; JOINED sweeps have been joined."
+)
 LONG = 60  # characters; a longer operand gets a name
 
 
@@ -362,6 +366,7 @@ class Rows(Function):
         "NESTED_COLUMNS",
         "SWEEP",
         "PARTS",
+        "JOINED",
         "BLOCK_ROWS",
         "BLOCK_COLUMNS",
     )
@@ -384,8 +389,7 @@ class Rows(Function):
         return (
             f"Compute {names}. A program owns BLOCK_ROWS rows ({self.loops(kernel.row_axes)}) and "
             f"sweeps {often} over their columns ({self.loops(kernel.column_axes)}), BLOCK_COLUMNS "
-            "at a time. If PARTS programs share a row, each sweep is a launch of its own, and "
-            "SWEEP is its number."
+            f"at a time. {LAUNCHES}"
         )
 
     def sizes(self) -> list[str]:
@@ -507,8 +511,7 @@ class Rows(Function):
             dtype = "tl.int64" if one.kind == "int" else "COMPUTE"
             neutral = triton_neutral(one.function, one.kind)
             self.write(f"{name} = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), {neutral}, {dtype})")
-        for one in deviations:
-            self.write(f"{self.about(one)} = tl.full((BLOCK_ROWS, 1), 0.0, COMPUTE)")
+        self.means_of_first_block(deviations)
         stores_here = depth == self.depth and self.stores_in_last_reduction
         stored = self.values_of(self.stored(True)) if stores_here else []
         self.open_sweep([*map(self.terms_of, reduced), *stored])
@@ -533,14 +536,14 @@ class Rows(Function):
         self.indent -= 1
         self.write("else:")
         self.indent += 1
-        self.load_partials(reduced, place)
+        self.load_partials(reduced, place, depth)
         self.indent -= 1
         for one, name in zip(reduced, names, strict=True):
             _, total = TRITON_REDUCTIONS[one.function]
             if one not in deviations:
                 self.write(f"{name} = of_rows({total.format(name)})")
             self.known[one] = name
-        self.write(f"if SWEEP == {depth}:")
+        self.write(f"if SWEEP == {depth} or SWEEP == -{depth}:")
         self.indent += 1
         for number, name in enumerate(names, place):
             self.store_partial(number, name)
@@ -549,14 +552,14 @@ class Rows(Function):
         self.indent -= 1
         self.end_launch()
 
-    def load_partials(self, reduced: Sequence[Reduced], place: int) -> None:
+    def load_partials(self, reduced: Sequence[Reduced], place: int, depth: int) -> None:
         """Write the loads of what the programs of a row have left of a sweep's reductions; of the
         squared deviations, they are added up."""
         has_integers = any(one.kind == "int" for one in self.plan.reductions)
 
         def load(name: str, number: int, kind: str = "float") -> None:
             cast = f".to({'tl.int64' if kind == 'int' else 'COMPUTE'})" if has_integers else ""
-            partials = f"{self.partials}, {number}, BLOCK_ROWS, PARTS"
+            partials = f"{self.partials}, {number}, BLOCK_ROWS, PARTS, JOINED >= {depth}"
             self.write(f"{name} = load_partials({partials}){cast}")
 
         for number, one in enumerate(reduced, place):
@@ -569,9 +572,11 @@ class Rows(Function):
                 name = self.plan.value_names[one]
                 total = self.plan.value_names[self.plan.deviations[one]]
                 self.write(f"{name} = joined_squares({name}, {total}, in_shares)")
+        self.write("in_share = of_rows(tl.sum(in_shares, 1))")
 
     def store_partial(self, number: int, name: str) -> None:
-        self.write(f"store_partial({self.partials}, {number}, {name}, BLOCK_ROWS, PARTS)")
+        partials = f"{self.partials}, {number}"
+        self.write(f"store_partial({partials}, {name}, BLOCK_ROWS, PARTS, SWEEP < 0)")
 
     def terms_of(self, one: Reduced) -> Expression:
         """Return what a sweep computes for a reduction: for squared deviations, what deviates."""
@@ -581,19 +586,31 @@ class Rows(Function):
         """Return the name of what a sweep takes for the mean: that of the first block."""
         return f"{self.plan.value_names[squares]}_about"
 
-    def add_squares(self, deviations: Sequence[Reduced]) -> None:
-        """Write what a block adds to the squared deviations, after the sums of their terms have
-        it."""
+    def means_of_first_block(self, deviations: Sequence[Reduced]) -> None:
+        """Write what is taken for the mean of terms until all are added up: that of the first
+        block. It is computed before the sweep, whose turns then need not wait for one another."""
         if not deviations:
             return
-        self.write("if block == first:")
+        self.write("# Deviations are from the first block's mean, and corrected after the sweep.")
+        for one in deviations:
+            self.write(f"{self.about(one)} = tl.full((BLOCK_ROWS, 1), 0.0, COMPUTE)")
+        self.write("if first < end:")
+        self.indent += 1
+        self.open_block("first")
+        outer = dict(self.known)
+        self.define(list(map(self.terms_of, deviations)))
         for one in deviations:
             total = self.plan.value_names[self.plan.deviations[one]]
-            self.write(f"    {self.about(one)} = mean_of_block({total}, in_first)")
+            terms = f"{total} + tl.where(exists, {self.value(self.terms_of(one))}, 0.0)"
+            self.write(f"{self.about(one)} = mean_of_block({terms}, in_first, PARTS)")
+        self.known = outer
+        self.indent -= 1
+
+    def add_squares(self, deviations: Sequence[Reduced]) -> None:
+        """Write what a block adds to the squared deviations."""
         for one in deviations:
             name = self.plan.value_names[one]
-            value = self.value(self.plan.deviations[one].operand)
-            self.write(f"{name}_terms = {value} - {self.about(one)}")
+            self.write(f"{name}_terms = {self.value(self.terms_of(one))} - {self.about(one)}")
             self.write(f"{name} += tl.where(exists, {name}_terms * {name}_terms, 0.0)")
 
     def end_launch(self) -> None:
@@ -633,9 +650,13 @@ class Rows(Function):
         kind = "tl.range" if unrolled else "range"
         self.write(f"for block in {kind}(first, end{unrolled}):")
         self.indent += 1
+        self.open_block("block")
+
+    def open_block(self, block: str) -> None:
+        """Write where the columns of a block lie."""
         self.write(
             "column, is_column = block_of_columns("
-            "block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE)"
+            f"{block}, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE)"
         )
         self.write("exists = is_row & is_column")
 

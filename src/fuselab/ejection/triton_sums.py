@@ -10,7 +10,7 @@ import re
 
 from fuselab.ejection.loops import Expression, Load, children
 from fuselab.ejection.plan import KernelPlan, Operand
-from fuselab.ejection.triton_functions import Function, Rows, partial_results
+from fuselab.ejection.triton_functions import LAUNCHES, Function, Rows, partial_results
 from fuselab.ejection.triton_text import listed
 
 
@@ -78,8 +78,7 @@ class SummingRows(_Summing):
         return (
             f"{self.computed()} A program owns blocks of BLOCK_ROWS rows "
             f"({self.loops(kernel.row_axes)}), one after the other, and sweeps over their columns "
-            f"({self.loops(kernel.column_axes)}), BLOCK_COLUMNS at a time. If PARTS programs share "
-            "a row, each sweep is a launch of its own, and SWEEP is its number."
+            f"({self.loops(kernel.column_axes)}), BLOCK_COLUMNS at a time. {LAUNCHES}"
         )
 
     def sizes(self) -> list[str]:

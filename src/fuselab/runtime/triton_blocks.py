@@ -2,7 +2,8 @@
 
 A block is what a program works on at a time. The sizes are what was fastest on an H200 over the
 shapes of ``benchmarks/eject_suite``; tuning multiplies them. ``NEIGHBOURS_PER_MULTIPROCESSOR`` was
-timed at one shape, 16384 x 2048 in bfloat16, and ``WARPS_PER_MULTIPROCESSOR`` at none.
+timed at one shape, 16384 x 2048 in bfloat16, what sums of squared deviations get at another, a
+group norm of 64 x 128 x 56 x 56, and ``WARPS_PER_MULTIPROCESSOR`` and ``LEAST_SPREAD`` at none.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ MOST_CHOSEN = 32  # columns of a window that are visited one by one, each in man
 WINDOW_ROWS = 512  # of a block of windows
 SECTOR_BYTES = 32  # the least that is read of it
 LEAST_NESTED = 256  # columns of a loop between whose turns something is loaded
+LEAST_SPREAD = 256  # elements of a block of rows that is not made smaller to have more programs
 LONG_LOOP = 2048  # columns from which the innermost loop is swept over alone
 MOST_PARTIALS = 8192  # partial results that a program adds up: those of its rows
 PROGRAMS_PER_MULTIPROCESSOR = 16  # to which rows are shared out
@@ -79,8 +81,10 @@ def tile(swept: Sweep, width: int, doublings: int) -> Block:
     an operand is transposed, tiles are square, so that cache lines are used whole."""
     loops = _column_loops(swept, width)
     rows, columns = counts_of(swept, loops)
-    elements = int((TILE if loops == 1 else FLAT_TILE) * 2.0**doublings)
-    if _is_transposed(swept, width):
+    # Fewer columns than fill a sector make no tile that uses sectors whole.
+    is_transposed = _lies_apart(swept, width) and columns * width >= SECTOR_BYTES
+    elements = int((TILE if loops == 1 or is_transposed else FLAT_TILE) * 2.0**doublings)
+    if is_transposed:
         across = min(max(16, LINE_BYTES // max(2, width)), power_of_two(columns))
     else:
         across = _fitting(columns, elements)
@@ -88,24 +92,26 @@ def tile(swept: Sweep, width: int, doublings: int) -> Block:
     return Block(down, across, _warps(down * across, 512), column_loops=loops)
 
 
-def _is_transposed(swept: Sweep, width: int) -> bool:
-    """Return whether neighbouring columns of an operand lie in different sectors of memory, and
-    there are enough of them for a tile that uses sectors whole."""
-    is_long = swept.columns.numel * width >= SECTOR_BYTES
-    return is_long and any(one[-1] * width > SECTOR_BYTES for one in swept.columns.strides)
+def _lies_apart(swept: Sweep, width: int) -> bool:
+    """Return whether neighbouring columns of an operand lie in different sectors of memory."""
+    return any(one[-1] * width > SECTOR_BYTES for one in swept.columns.strides)
 
 
 def _column_loops(swept: Sweep, width: int) -> int:
     """Return how many loops of a kernel without reductions are the columns of its tiles: one if
     packs of its elements end where it ends, else as many as make that so, or at least rare, among
-    those that the first result walks with one step."""
+    those that the first result walks with one step. Where columns of an operand lie apart, they
+    need not be more than fill a cache line."""
     sizes = swept.sizes
-    if len(sizes) == 1 or sizes[-1] % 16 == 0 or _is_transposed(swept, width):
+    if len(sizes) == 1 or sizes[-1] % 16 == 0:
         return 1
     loops, columns = 1, sizes[-1]
+    enough = LINE_BYTES // max(2, width) if _lies_apart(swept, width) else TILE
+    if enough < TILE and columns * width >= SECTOR_BYTES:
+        return 1
     while (
         loops < len(sizes)
-        and (columns < TILE or columns % 16)
+        and (columns < enough or (columns % 16 and enough == TILE))
         and swept.is_even(swept.read, loops + 1)
     ):
         loops += 1
@@ -130,20 +136,29 @@ def block_of_rows(
     if swept.rows_are_contiguous:
         line = min(rows, LINE_BYTES // max(2, width))
         if line * whole <= ONE_BLOCK // 2:
-            down, across = min(rows, max(line, elements // whole)), whole
+            down = min(rows, max(line, elements // whole))
+            down, across = _spread(swept, down, whole, line, device), whole
         elif not reducing.sums and line // 2 * whole <= ONE_BLOCK:  # half cache lines, but once
             down, across = line // 2, whole
         else:
             down, across = line, (2 * looped if is_light else looped // 2) // line
+    elif _is_transposed(swept, width) and (whole > ONE_BLOCK or not reducing.stores_columns):
+        down = min(rows, LINE_BYTES // max(2, width))
+        across = min(whole, looped // down)
     elif _has_steps_between(swept) and whole > looped:
         down, across = 1, _wide(swept.columns.sizes[-1], looped)
     elif whole <= ONE_BLOCK:
         if reads > 1 and reducing.stores_columns and not reducing.sums:
             elements //= 2
-        down, across = min(rows, max(1, elements // whole)), whole
+        down = min(rows, max(1, elements // whole))
+        down, across = _spread(swept, down, whole, 1, device), whole
     else:
         down, across = 1, looped
+    is_looped = down == 1 and across < columns
     of_a_warp = _of_a_warp(swept, down, across, reducing, (reads, writes))
+    if is_looped and reducing.stores_columns and reducing.reductions > 2 and not reducing.sums:
+        # Sums of squared deviations are in registers beside those of the terms.
+        across, of_a_warp = across // 2, _WARP_ELEMENTS // 2
     block = Block(down, across, _warps(down * across, of_a_warp))
     # Each program of neighbouring rows reads the partial results of all, so that many small shares
     # cost more than they bring.
@@ -172,6 +187,28 @@ def _are_chosen(swept: Sweep) -> bool:
         any(steps)
         for tensor, steps in zip(swept.tensors, swept.columns.strides, strict=True)
         if tensor is not None
+    )
+
+
+def _spread(swept: Sweep, down: int, across: int, least: int, device: torch.device) -> int:
+    """Return how many of the ``down`` rows a program gets, not fewer than ``least``, where so many
+    would leave multiprocessors without work and each thread with many elements."""
+    processors = gpu_limits.multiprocessors(device)
+    while (
+        down > least
+        and down * across > LEAST_SPREAD
+        and 2 * ceil_div(swept.rows.numel, down) <= processors
+    ):
+        down //= 2
+    return down
+
+
+def _is_transposed(swept: Sweep, width: int) -> bool:
+    """Return whether neighbouring rows of an operand are neighbours in memory, and its columns lie
+    apart."""
+    return swept.rows.numel > 1 and any(
+        rows[-1] == 1 and columns[-1] * width > SECTOR_BYTES
+        for rows, columns in zip(swept.rows.strides, swept.columns.strides, strict=True)
     )
 
 

@@ -273,27 +273,31 @@ def block_of_columns(
 
 @triton.jit
 def store_partial(
-    partials_pointer, place: tl.constexpr, value, BLOCK_ROWS: tl.constexpr, PARTS: tl.constexpr
+    partials_pointer, place: tl.constexpr, value, BLOCK_ROWS: tl.constexpr, PARTS: tl.constexpr,
+    JOINED: tl.constexpr,
 ):  # fmt: skip
-    """Store this program's share of the reduction number ``place`` of its rows."""
-    at = _partial(place * PARTS + tl.program_id(1), BLOCK_ROWS)
-    tl.store(partials_pointer + at, value)
+    """Store this program's share of the reduction number ``place`` of its rows. What all shares are
+    ``JOINED`` to lies behind them."""
+    share = PARTS if JOINED else tl.program_id(1)
+    tl.store(partials_pointer + _partial(place * (PARTS + 1) + share, BLOCK_ROWS), value)
 
 
 @triton.jit
 def load_partials(
-    partials_pointer, place: tl.constexpr, BLOCK_ROWS: tl.constexpr, PARTS: tl.constexpr
+    partials_pointer, place: tl.constexpr, BLOCK_ROWS: tl.constexpr, PARTS: tl.constexpr,
+    JOINED: tl.constexpr,
 ):  # fmt: skip
     """Return all shares of the reduction number ``place`` of this program's rows, one in each
-    column."""
-    at = _partial(place * PARTS + tl.arange(0, PARTS)[None, :], BLOCK_ROWS)
+    column; if they are ``JOINED``, the one that stands for all."""
+    share = PARTS + tl.arange(0, 1)[None, :] if JOINED else tl.arange(0, PARTS)[None, :]
+    at = _partial(place * (PARTS + 1) + share, BLOCK_ROWS)
     return tl.load(partials_pointer + at)
 
 
 @triton.jit
 def _partial(part, BLOCK_ROWS: tl.constexpr):
     """Return where the rows of this program have their share number ``part``."""
-    block = part.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    block = tl.cast(part, tl.int64) * tl.num_programs(0) + tl.program_id(0)
     return block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
 
 
@@ -303,7 +307,7 @@ def partials_of_turn(
 ):  # fmt: skip
     """Return where the partial results of a block of rows begin, if a program owns several;
     ``turn`` counts this program's from 0."""
-    cells = reductions * PARTS * BLOCK_ROWS * tl.num_programs(0)
+    cells = reductions * (PARTS + 1) * BLOCK_ROWS * tl.num_programs(0)
     return partials_pointer + tl.cast(turn, tl.int64) * cells
 
 
@@ -423,9 +427,13 @@ def columns_between(
 
 
 @triton.jit
-def mean_of_block(totals, count):
-    """Return each row's mean of the ``count`` terms that ``totals`` has the sums of."""
-    return of_rows(tl.sum(totals, 1)) / at_least_one(count, totals.dtype)
+def mean_of_block(totals, count, PARTS: tl.constexpr):
+    """Return each row's mean of the ``count`` terms that ``totals`` has the sums of. With
+    ``PARTS = 0`` that is the mean of the row, computed as the kernel computes it: the compiler
+    sees that it is the same."""
+    if PARTS != 0:
+        count = at_least_one(count, totals.dtype)
+    return of_rows(tl.sum(totals, 1)) / count
 
 
 @triton.jit

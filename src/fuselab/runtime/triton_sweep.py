@@ -42,6 +42,8 @@ CONFIGS = tuple(
     )
 )
 
+MOST_READ_BYTES = 1 << 22  # of partial results that the programs of a kernel read in the whole
+
 
 def configs(*args: Any) -> Sequence[Config]:
     """Return what tuning may choose from, for any arguments (``FusedOp.configs``)."""
@@ -132,15 +134,16 @@ class TritonSweeps:
             self._add_up(name, swept, results, operands[-1], programs, constants)
             return
         partials = None
-        sweeps = [(0, 1)]  # each launch's number, and the programs that share a row in it
+        # Each launch's number, the programs that share a row in it, and how many sweeps have been
+        # joined before it.
+        sweeps = [(0, 1, 0)]
         if block.parts > 1:
-            cells = reducing.reductions * block.parts * programs * block.turns * block.rows
+            shares = block.parts + 1  # and what they are joined to
+            cells = reducing.reductions * shares * programs * block.turns * block.rows
             kind = torch.float64 if reducing.has_integers else compute
             partials = torch.empty(cells, dtype=kind, device=device)
-            last = block.parts if reducing.stores_columns else 1
-            sweeps = [(sweep, block.parts) for sweep in range(1, reducing.sweeps + 1)]
-            sweeps += [(reducing.sweeps + 1, last)]
-        for sweep, parts in sweeps:
+            sweeps = launches_of(reducing, block.parts, cells * partials.element_size())
+        for sweep, parts, joined in sweeps:
             launch(
                 kernel,
                 (programs, parts),
@@ -152,6 +155,7 @@ class TritonSweeps:
                 NESTED_COLUMNS=has_nested_columns(swept, block),
                 SWEEP=sweep,
                 PARTS=block.parts,
+                JOINED=joined,
             )
         if sums:
             self._add_up(name, swept, results, operands[-1], programs, constants)
@@ -229,6 +233,25 @@ class TritonSweeps:
             block = block_of_rows(swept, width, doublings, reducing, tensors[-1].device)
         warps = power_of_two(max(1, int(block.warps * 2.0 ** int(config["warp_doublings"]))))
         return replace(block, warps=min(32, warps))
+
+
+def launches_of(reducing: Reducing, parts: int, left_bytes: int) -> list[tuple[int, int, int]]:
+    """Return the number of each launch of a kernel whose rows ``parts`` programs share, how many of
+    them run in it, and how many sweeps have been joined before it.
+
+    ``left_bytes`` is what the programs leave. Where all of them would read much of it, a launch
+    joins it first.
+    """
+    last = parts if reducing.stores_columns else 1
+    readers = (reducing.sweeps - 1) * parts + last
+    joins = not reducing.sums and readers > 1 and readers * left_bytes > MOST_READ_BYTES
+    found = []
+    for sweep in range(1, reducing.sweeps + 1):
+        before = sweep - 1 if joins else 0
+        found.append((sweep, parts, before))
+        if joins:
+            found.append((-sweep, 1, before))
+    return [*found, (reducing.sweeps + 1, last, reducing.sweeps if joins else 0)]
 
 
 # --- the arguments of kernels ---------------------------------------------------------------------

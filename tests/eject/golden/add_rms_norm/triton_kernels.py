@@ -40,11 +40,12 @@ def add_rms_norm(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute hidden, normed. A program owns BLOCK_ROWS rows (batch, length) and sweeps twice
     over their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each
-    sweep is a launch of its own, and SWEEP is its number."""
+    sweep is a launch of its own, and SWEEP is its number. A launch of the negative number joins
+    what that sweep left; JOINED sweeps have been joined."""
     row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
@@ -67,10 +68,10 @@ def add_rms_norm(
             hidden = x + residual
             mean += tl.where(exists, hidden * hidden, 0.0)
     else:
-        mean = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
+        mean = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
     mean = of_rows(tl.sum(mean, 1))
-    if SWEEP == 1:
-        store_partial(partials_pointer, 0, mean, BLOCK_ROWS, PARTS)
+    if SWEEP == 1 or SWEEP == -1:
+        store_partial(partials_pointer, 0, mean, BLOCK_ROWS, PARTS, SWEEP < 0)
         return
 
     scale = math.rsqrt(mean / columns + 1e-06, ROUNDED)
@@ -120,12 +121,13 @@ def add_rms_norm_backward(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x, grad_residual, and the sums over the rows of grad_weight. A program owns
     blocks of BLOCK_ROWS rows (batch, length), one after the other, and sweeps over their
     columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is a
-    launch of its own, and SWEEP is its number."""
+    launch of its own, and SWEEP is its number. A launch of the negative number joins what that
+    sweep left; JOINED sweeps have been joined."""
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
     grad_weight_sum = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
@@ -166,13 +168,13 @@ def add_rms_norm_backward(
                 mean += tl.where(exists, hidden * hidden, 0.0)
                 sum_2 += tl.where(exists, mul_25 * hidden, 0.0)
         else:
-            mean = load_partials(turn_partials, 0, BLOCK_ROWS, PARTS)
-            sum_2 = load_partials(turn_partials, 1, BLOCK_ROWS, PARTS)
+            mean = load_partials(turn_partials, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
+            sum_2 = load_partials(turn_partials, 1, BLOCK_ROWS, PARTS, JOINED >= 1)
         mean = of_rows(tl.sum(mean, 1))
         sum_2 = of_rows(tl.sum(sum_2, 1))
-        if SWEEP == 1:
-            store_partial(turn_partials, 0, mean, BLOCK_ROWS, PARTS)
-            store_partial(turn_partials, 1, sum_2, BLOCK_ROWS, PARTS)
+        if SWEEP == 1 or SWEEP == -1:
+            store_partial(turn_partials, 0, mean, BLOCK_ROWS, PARTS, SWEEP < 0)
+            store_partial(turn_partials, 1, sum_2, BLOCK_ROWS, PARTS, SWEEP < 0)
         else:
             scale = math.rsqrt(mean / columns + 1e-06, ROUNDED)
             for block in range(first, end):

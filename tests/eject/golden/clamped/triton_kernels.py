@@ -100,11 +100,12 @@ def clamped_backward_grad_bias(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_bias. A program owns BLOCK_ROWS rows (channels) and sweeps once over their
     columns (batch, height, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each
-    sweep is a launch of its own, and SWEEP is its number."""
+    sweep is a launch of its own, and SWEEP is its number. A launch of the negative number joins
+    what that sweep left; JOINED sweeps have been joined."""
     row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
@@ -121,10 +122,10 @@ def clamped_backward_grad_bias(
             ).to(COMPUTE)
             sum_1 += tl.where(exists, grad_x, 0.0)
     else:
-        sum_1 = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
+        sum_1 = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
     sum_1 = of_rows(tl.sum(sum_1, 1))
-    if SWEEP == 1:
-        store_partial(partials_pointer, 0, sum_1, BLOCK_ROWS, PARTS)
+    if SWEEP == 1 or SWEEP == -1:
+        store_partial(partials_pointer, 0, sum_1, BLOCK_ROWS, PARTS, SWEEP < 0)
         return
     tl.store(
         grad_bias_pointer + offset(row, grad_bias_row_strides),

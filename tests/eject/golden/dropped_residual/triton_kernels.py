@@ -45,11 +45,12 @@ def dropped_residual(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (batch, length) and sweeps twice over
     their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is
-    a launch of its own, and SWEEP is its number."""
+    a launch of its own, and SWEEP is its number. A launch of the negative number joins what
+    that sweep left; JOINED sweeps have been joined."""
     row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
@@ -63,7 +64,25 @@ def dropped_residual(
     if SWEEP == 0 or SWEEP == 1:
         layer_norm_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         layer_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        # Deviations are from the first block's mean, and corrected after the sweep.
         layer_norm_squares_about = tl.full((BLOCK_ROWS, 1), 0.0, COMPUTE)
+        if first < end:
+            column, is_column = block_of_columns(
+                first, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
+            exists = is_row & is_column
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
+                column, batch_length_width_position_column_strides
+            )
+            residual = load(
+                residual_row + offset(column, residual_column_strides), is_row, is_column
+            ).to(COMPUTE)
+            dropout = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
+            hidden = x * dropout * 1.1111111111111112 + residual
+            layer_norm_squares_about = mean_of_block(
+                layer_norm_total + tl.where(exists, hidden, 0.0), in_first, PARTS
+            )
         for block in range(first, end):
             column, is_column = block_of_columns(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
@@ -76,11 +95,9 @@ def dropped_residual(
             residual = load(
                 residual_row + offset(column, residual_column_strides), is_row, is_column
             ).to(COMPUTE)
-            dropout = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
-            hidden = x * dropout * 1.1111111111111112 + residual
+            dropout_2 = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
+            hidden = x * dropout_2 * 1.1111111111111112 + residual
             layer_norm_total += tl.where(exists, hidden, 0.0)
-            if block == first:
-                layer_norm_squares_about = mean_of_block(layer_norm_total, in_first)
             layer_norm_squares_terms = hidden - layer_norm_squares_about
             layer_norm_squares += tl.where(
                 exists, layer_norm_squares_terms * layer_norm_squares_terms, 0.0
@@ -89,15 +106,16 @@ def dropped_residual(
             layer_norm_squares, layer_norm_total, layer_norm_squares_about, in_share, PARTS
         )
     else:
-        layer_norm_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
-        layer_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
-        in_shares = load_partials(partials_pointer, 2, BLOCK_ROWS, PARTS)
+        layer_norm_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
+        layer_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS, JOINED >= 1)
+        in_shares = load_partials(partials_pointer, 2, BLOCK_ROWS, PARTS, JOINED >= 1)
         layer_norm_squares = joined_squares(layer_norm_squares, layer_norm_total, in_shares)
+        in_share = of_rows(tl.sum(in_shares, 1))
     layer_norm_total = of_rows(tl.sum(layer_norm_total, 1))
-    if SWEEP == 1:
-        store_partial(partials_pointer, 0, layer_norm_total, BLOCK_ROWS, PARTS)
-        store_partial(partials_pointer, 1, layer_norm_squares, BLOCK_ROWS, PARTS)
-        store_partial(partials_pointer, 2, in_share, BLOCK_ROWS, PARTS)
+    if SWEEP == 1 or SWEEP == -1:
+        store_partial(partials_pointer, 0, layer_norm_total, BLOCK_ROWS, PARTS, SWEEP < 0)
+        store_partial(partials_pointer, 1, layer_norm_squares, BLOCK_ROWS, PARTS, SWEEP < 0)
+        store_partial(partials_pointer, 2, in_share, BLOCK_ROWS, PARTS, SWEEP < 0)
         return
 
     for block in range(first, end):
@@ -112,8 +130,8 @@ def dropped_residual(
         residual = load(
             residual_row + offset(column, residual_column_strides), is_row, is_column
         ).to(COMPUTE)
-        dropout_2 = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
-        hidden = x * dropout_2 * 1.1111111111111112 + residual
+        dropout_3 = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
+        hidden = x * dropout_3 * 1.1111111111111112 + residual
         layer_norm = hidden - layer_norm_total / columns
         weight = load(
             weight_pointer + offset(column, weight_column_strides), is_row, is_column
@@ -151,12 +169,13 @@ def dropped_residual_backward(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_residual, grad_x, and the sums over the rows of grad_weight, grad_bias. A
     program owns blocks of BLOCK_ROWS rows (batch, length), one after the other, and sweeps over
     their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is
-    a launch of its own, and SWEEP is its number."""
+    a launch of its own, and SWEEP is its number. A launch of the negative number joins what
+    that sweep left; JOINED sweeps have been joined."""
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
     in_share = columns_between(first, end, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
@@ -181,7 +200,25 @@ def dropped_residual_backward(
             layer_norm_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
             layer_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
             sum_1 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+            # Deviations are from the first block's mean, and corrected after the sweep.
             layer_norm_squares_about = tl.full((BLOCK_ROWS, 1), 0.0, COMPUTE)
+            if first < end:
+                column, is_column = block_of_columns(
+                    first, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                )
+                exists = is_row & is_column
+                x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+                batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
+                    column, batch_length_width_position_column_strides
+                )
+                dropout = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
+                residual = load(
+                    residual_row + offset(column, residual_column_strides), is_row, is_column
+                ).to(COMPUTE)
+                hidden = x * dropout * 1.1111111111111112 + residual
+                layer_norm_squares_about = mean_of_block(
+                    layer_norm_total + tl.where(exists, hidden, 0.0), in_first, PARTS
+                )
             for block in range(first, end):
                 column, is_column = block_of_columns(
                     block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
@@ -205,8 +242,6 @@ def dropped_residual_backward(
                 mul_30 = grad_output * weight
                 layer_norm_total += tl.where(exists, hidden, 0.0)
                 sum_1 += tl.where(exists, mul_30, 0.0)
-                if block == first:
-                    layer_norm_squares_about = mean_of_block(layer_norm_total, in_first)
                 layer_norm_squares_terms = hidden - layer_norm_squares_about
                 layer_norm_squares += tl.where(
                     exists, layer_norm_squares_terms * layer_norm_squares_terms, 0.0
@@ -215,18 +250,19 @@ def dropped_residual_backward(
                 layer_norm_squares, layer_norm_total, layer_norm_squares_about, in_share, PARTS
             )
         else:
-            layer_norm_total = load_partials(turn_partials, 0, BLOCK_ROWS, PARTS)
-            layer_norm_squares = load_partials(turn_partials, 1, BLOCK_ROWS, PARTS)
-            sum_1 = load_partials(turn_partials, 2, BLOCK_ROWS, PARTS)
-            in_shares = load_partials(turn_partials, 4, BLOCK_ROWS, PARTS)
+            layer_norm_total = load_partials(turn_partials, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
+            layer_norm_squares = load_partials(turn_partials, 1, BLOCK_ROWS, PARTS, JOINED >= 1)
+            sum_1 = load_partials(turn_partials, 2, BLOCK_ROWS, PARTS, JOINED >= 1)
+            in_shares = load_partials(turn_partials, 4, BLOCK_ROWS, PARTS, JOINED >= 1)
             layer_norm_squares = joined_squares(layer_norm_squares, layer_norm_total, in_shares)
+            in_share = of_rows(tl.sum(in_shares, 1))
         layer_norm_total = of_rows(tl.sum(layer_norm_total, 1))
         sum_1 = of_rows(tl.sum(sum_1, 1))
-        if SWEEP == 1:
-            store_partial(turn_partials, 0, layer_norm_total, BLOCK_ROWS, PARTS)
-            store_partial(turn_partials, 1, layer_norm_squares, BLOCK_ROWS, PARTS)
-            store_partial(turn_partials, 2, sum_1, BLOCK_ROWS, PARTS)
-            store_partial(turn_partials, 4, in_share, BLOCK_ROWS, PARTS)
+        if SWEEP == 1 or SWEEP == -1:
+            store_partial(turn_partials, 0, layer_norm_total, BLOCK_ROWS, PARTS, SWEEP < 0)
+            store_partial(turn_partials, 1, layer_norm_squares, BLOCK_ROWS, PARTS, SWEEP < 0)
+            store_partial(turn_partials, 2, sum_1, BLOCK_ROWS, PARTS, SWEEP < 0)
+            store_partial(turn_partials, 4, in_share, BLOCK_ROWS, PARTS, SWEEP < 0)
         else:
             layer_norm = math.rsqrt(layer_norm_squares / columns + 1e-05, ROUNDED)
             if SWEEP == 0 or SWEEP == 2:
@@ -262,10 +298,10 @@ def dropped_residual_backward(
                     mul_29 = sub_23 * layer_norm
                     sum_2 += tl.where(exists, mul_30 * mul_29, 0.0)
             else:
-                sum_2 = load_partials(turn_partials, 3, BLOCK_ROWS, PARTS)
+                sum_2 = load_partials(turn_partials, 3, BLOCK_ROWS, PARTS, JOINED >= 2)
             sum_2 = of_rows(tl.sum(sum_2, 1))
-            if SWEEP == 2:
-                store_partial(turn_partials, 3, sum_2, BLOCK_ROWS, PARTS)
+            if SWEEP == 2 or SWEEP == -2:
+                store_partial(turn_partials, 3, sum_2, BLOCK_ROWS, PARTS, SWEEP < 0)
             else:
                 for block in range(first, end):
                     column, is_column = block_of_columns(

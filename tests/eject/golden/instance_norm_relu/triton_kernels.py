@@ -36,11 +36,12 @@ def instance_norm_relu(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (batch, channels) and sweeps twice over
     their columns (height, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each
-    sweep is a launch of its own, and SWEEP is its number."""
+    sweep is a launch of its own, and SWEEP is its number. A launch of the negative number joins
+    what that sweep left; JOINED sweeps have been joined."""
     row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
@@ -52,7 +53,17 @@ def instance_norm_relu(
     if SWEEP == 0 or SWEEP == 1:
         instance_norm_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         instance_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        # Deviations are from the first block's mean, and corrected after the sweep.
         instance_norm_squares_about = tl.full((BLOCK_ROWS, 1), 0.0, COMPUTE)
+        if first < end:
+            column, is_column = block_of_columns(
+                first, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
+            exists = is_row & is_column
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            instance_norm_squares_about = mean_of_block(
+                instance_norm_total + tl.where(exists, x, 0.0), in_first, PARTS
+            )
         for block in range(first, end):
             column, is_column = block_of_columns(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
@@ -60,8 +71,6 @@ def instance_norm_relu(
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             instance_norm_total += tl.where(exists, x, 0.0)
-            if block == first:
-                instance_norm_squares_about = mean_of_block(instance_norm_total, in_first)
             instance_norm_squares_terms = x - instance_norm_squares_about
             instance_norm_squares += tl.where(
                 exists, instance_norm_squares_terms * instance_norm_squares_terms, 0.0
@@ -70,17 +79,18 @@ def instance_norm_relu(
             instance_norm_squares, instance_norm_total, instance_norm_squares_about, in_share, PARTS
         )
     else:
-        instance_norm_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
-        instance_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
-        in_shares = load_partials(partials_pointer, 2, BLOCK_ROWS, PARTS)
+        instance_norm_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
+        instance_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS, JOINED >= 1)
+        in_shares = load_partials(partials_pointer, 2, BLOCK_ROWS, PARTS, JOINED >= 1)
         instance_norm_squares = joined_squares(
             instance_norm_squares, instance_norm_total, in_shares
         )
+        in_share = of_rows(tl.sum(in_shares, 1))
     instance_norm_total = of_rows(tl.sum(instance_norm_total, 1))
-    if SWEEP == 1:
-        store_partial(partials_pointer, 0, instance_norm_total, BLOCK_ROWS, PARTS)
-        store_partial(partials_pointer, 1, instance_norm_squares, BLOCK_ROWS, PARTS)
-        store_partial(partials_pointer, 2, in_share, BLOCK_ROWS, PARTS)
+    if SWEEP == 1 or SWEEP == -1:
+        store_partial(partials_pointer, 0, instance_norm_total, BLOCK_ROWS, PARTS, SWEEP < 0)
+        store_partial(partials_pointer, 1, instance_norm_squares, BLOCK_ROWS, PARTS, SWEEP < 0)
+        store_partial(partials_pointer, 2, in_share, BLOCK_ROWS, PARTS, SWEEP < 0)
         return
 
     for block in range(first, end):
@@ -116,11 +126,12 @@ def instance_norm_relu_backward(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x. A program owns BLOCK_ROWS rows (batch, channels) and sweeps 3 times over
     their columns (height, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each
-    sweep is a launch of its own, and SWEEP is its number."""
+    sweep is a launch of its own, and SWEEP is its number. A launch of the negative number joins
+    what that sweep left; JOINED sweeps have been joined."""
     row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
@@ -133,7 +144,17 @@ def instance_norm_relu_backward(
     if SWEEP == 0 or SWEEP == 1:
         instance_norm_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         instance_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        # Deviations are from the first block's mean, and corrected after the sweep.
         instance_norm_squares_about = tl.full((BLOCK_ROWS, 1), 0.0, COMPUTE)
+        if first < end:
+            column, is_column = block_of_columns(
+                first, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
+            exists = is_row & is_column
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            instance_norm_squares_about = mean_of_block(
+                instance_norm_total + tl.where(exists, x, 0.0), in_first, PARTS
+            )
         for block in range(first, end):
             column, is_column = block_of_columns(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
@@ -141,8 +162,6 @@ def instance_norm_relu_backward(
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             instance_norm_total += tl.where(exists, x, 0.0)
-            if block == first:
-                instance_norm_squares_about = mean_of_block(instance_norm_total, in_first)
             instance_norm_squares_terms = x - instance_norm_squares_about
             instance_norm_squares += tl.where(
                 exists, instance_norm_squares_terms * instance_norm_squares_terms, 0.0
@@ -151,17 +170,18 @@ def instance_norm_relu_backward(
             instance_norm_squares, instance_norm_total, instance_norm_squares_about, in_share, PARTS
         )
     else:
-        instance_norm_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
-        instance_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
-        in_shares = load_partials(partials_pointer, 4, BLOCK_ROWS, PARTS)
+        instance_norm_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
+        instance_norm_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS, JOINED >= 1)
+        in_shares = load_partials(partials_pointer, 4, BLOCK_ROWS, PARTS, JOINED >= 1)
         instance_norm_squares = joined_squares(
             instance_norm_squares, instance_norm_total, in_shares
         )
+        in_share = of_rows(tl.sum(in_shares, 1))
     instance_norm_total = of_rows(tl.sum(instance_norm_total, 1))
-    if SWEEP == 1:
-        store_partial(partials_pointer, 0, instance_norm_total, BLOCK_ROWS, PARTS)
-        store_partial(partials_pointer, 1, instance_norm_squares, BLOCK_ROWS, PARTS)
-        store_partial(partials_pointer, 4, in_share, BLOCK_ROWS, PARTS)
+    if SWEEP == 1 or SWEEP == -1:
+        store_partial(partials_pointer, 0, instance_norm_total, BLOCK_ROWS, PARTS, SWEEP < 0)
+        store_partial(partials_pointer, 1, instance_norm_squares, BLOCK_ROWS, PARTS, SWEEP < 0)
+        store_partial(partials_pointer, 4, in_share, BLOCK_ROWS, PARTS, SWEEP < 0)
         return
 
     instance_norm = math.rsqrt(instance_norm_squares / columns + 1e-05, ROUNDED)
@@ -183,13 +203,13 @@ def instance_norm_relu_backward(
             sum_2 += tl.where(exists, where, 0.0)
             sum_1 += tl.where(exists, where * mul_36, 0.0)
     else:
-        sum_2 = load_partials(partials_pointer, 2, BLOCK_ROWS, PARTS)
-        sum_1 = load_partials(partials_pointer, 3, BLOCK_ROWS, PARTS)
+        sum_2 = load_partials(partials_pointer, 2, BLOCK_ROWS, PARTS, JOINED >= 2)
+        sum_1 = load_partials(partials_pointer, 3, BLOCK_ROWS, PARTS, JOINED >= 2)
     sum_2 = of_rows(tl.sum(sum_2, 1))
     sum_1 = of_rows(tl.sum(sum_1, 1))
-    if SWEEP == 2:
-        store_partial(partials_pointer, 2, sum_2, BLOCK_ROWS, PARTS)
-        store_partial(partials_pointer, 3, sum_1, BLOCK_ROWS, PARTS)
+    if SWEEP == 2 or SWEEP == -2:
+        store_partial(partials_pointer, 2, sum_2, BLOCK_ROWS, PARTS, SWEEP < 0)
+        store_partial(partials_pointer, 3, sum_1, BLOCK_ROWS, PARTS, SWEEP < 0)
         return
 
     for block in range(first, end):

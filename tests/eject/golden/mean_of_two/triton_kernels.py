@@ -33,11 +33,12 @@ def mean_of_two(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (length) and sweeps once over their
     columns (batch, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
-    is a launch of its own, and SWEEP is its number."""
+    is a launch of its own, and SWEEP is its number. A launch of the negative number joins what
+    that sweep left; JOINED sweeps have been joined."""
     row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
@@ -53,10 +54,10 @@ def mean_of_two(
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             mean += tl.where(exists, x, 0.0)
     else:
-        mean = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
+        mean = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
     mean = of_rows(tl.sum(mean, 1))
-    if SWEEP == 1:
-        store_partial(partials_pointer, 0, mean, BLOCK_ROWS, PARTS)
+    if SWEEP == 1 or SWEEP == -1:
+        store_partial(partials_pointer, 0, mean, BLOCK_ROWS, PARTS, SWEEP < 0)
         return
     tl.store(
         output_pointer + offset(row, output_row_strides),
@@ -81,11 +82,12 @@ def mean_of_two_backward(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x. A program owns BLOCK_ROWS rows (length) and sweeps twice over their
     columns (batch, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
-    is a launch of its own, and SWEEP is its number."""
+    is a launch of its own, and SWEEP is its number. A launch of the negative number joins what
+    that sweep left; JOINED sweeps have been joined."""
     row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
@@ -102,10 +104,10 @@ def mean_of_two_backward(
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             mean += tl.where(exists, x, 0.0)
     else:
-        mean = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
+        mean = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
     mean = of_rows(tl.sum(mean, 1))
-    if SWEEP == 1:
-        store_partial(partials_pointer, 0, mean, BLOCK_ROWS, PARTS)
+    if SWEEP == 1 or SWEEP == -1:
+        store_partial(partials_pointer, 0, mean, BLOCK_ROWS, PARTS, SWEEP < 0)
         return
 
     grad_output = load_rows(

@@ -43,11 +43,12 @@ def residual_norm(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (batch, length) and sweeps twice over
     their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is
-    a launch of its own, and SWEEP is its number."""
+    a launch of its own, and SWEEP is its number. A launch of the negative number joins what
+    that sweep left; JOINED sweeps have been joined."""
     row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
@@ -60,7 +61,21 @@ def residual_norm(
     if SWEEP == 0 or SWEEP == 1:
         normed_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         normed_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+        # Deviations are from the first block's mean, and corrected after the sweep.
         normed_squares_about = tl.full((BLOCK_ROWS, 1), 0.0, COMPUTE)
+        if first < end:
+            column, is_column = block_of_columns(
+                first, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
+            exists = is_row & is_column
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            residual = load(
+                residual_row + offset(column, residual_column_strides), is_row, is_column
+            ).to(COMPUTE)
+            hidden = x + residual
+            normed_squares_about = mean_of_block(
+                normed_total + tl.where(exists, hidden, 0.0), in_first, PARTS
+            )
         for block in range(first, end):
             column, is_column = block_of_columns(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
@@ -72,23 +87,22 @@ def residual_norm(
             ).to(COMPUTE)
             hidden = x + residual
             normed_total += tl.where(exists, hidden, 0.0)
-            if block == first:
-                normed_squares_about = mean_of_block(normed_total, in_first)
             normed_squares_terms = hidden - normed_squares_about
             normed_squares += tl.where(exists, normed_squares_terms * normed_squares_terms, 0.0)
         normed_squares = squares_about_mean(
             normed_squares, normed_total, normed_squares_about, in_share, PARTS
         )
     else:
-        normed_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
-        normed_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
-        in_shares = load_partials(partials_pointer, 2, BLOCK_ROWS, PARTS)
+        normed_total = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
+        normed_squares = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS, JOINED >= 1)
+        in_shares = load_partials(partials_pointer, 2, BLOCK_ROWS, PARTS, JOINED >= 1)
         normed_squares = joined_squares(normed_squares, normed_total, in_shares)
+        in_share = of_rows(tl.sum(in_shares, 1))
     normed_total = of_rows(tl.sum(normed_total, 1))
-    if SWEEP == 1:
-        store_partial(partials_pointer, 0, normed_total, BLOCK_ROWS, PARTS)
-        store_partial(partials_pointer, 1, normed_squares, BLOCK_ROWS, PARTS)
-        store_partial(partials_pointer, 2, in_share, BLOCK_ROWS, PARTS)
+    if SWEEP == 1 or SWEEP == -1:
+        store_partial(partials_pointer, 0, normed_total, BLOCK_ROWS, PARTS, SWEEP < 0)
+        store_partial(partials_pointer, 1, normed_squares, BLOCK_ROWS, PARTS, SWEEP < 0)
+        store_partial(partials_pointer, 2, in_share, BLOCK_ROWS, PARTS, SWEEP < 0)
         return
 
     normed_2 = normed_squares / columns + 1e-05
@@ -142,12 +156,13 @@ def residual_norm_backward(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x, grad_residual, and the sums over the rows of grad_weight, grad_bias. A
     program owns blocks of BLOCK_ROWS rows (batch, length), one after the other, and sweeps over
     their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is
-    a launch of its own, and SWEEP is its number."""
+    a launch of its own, and SWEEP is its number. A launch of the negative number joins what
+    that sweep left; JOINED sweeps have been joined."""
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
     in_share = columns_between(first, end, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
@@ -170,7 +185,21 @@ def residual_norm_backward(
         if SWEEP == 0 or SWEEP == 1:
             normed_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
             normed_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
+            # Deviations are from the first block's mean, and corrected after the sweep.
             normed_squares_about = tl.full((BLOCK_ROWS, 1), 0.0, COMPUTE)
+            if first < end:
+                column, is_column = block_of_columns(
+                    first, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+                )
+                exists = is_row & is_column
+                x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+                residual = load(
+                    residual_row + offset(column, residual_column_strides), is_row, is_column
+                ).to(COMPUTE)
+                hidden = x + residual
+                normed_squares_about = mean_of_block(
+                    normed_total + tl.where(exists, hidden, 0.0), in_first, PARTS
+                )
             for block in range(first, end):
                 column, is_column = block_of_columns(
                     block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
@@ -182,23 +211,22 @@ def residual_norm_backward(
                 ).to(COMPUTE)
                 hidden = x + residual
                 normed_total += tl.where(exists, hidden, 0.0)
-                if block == first:
-                    normed_squares_about = mean_of_block(normed_total, in_first)
                 normed_squares_terms = hidden - normed_squares_about
                 normed_squares += tl.where(exists, normed_squares_terms * normed_squares_terms, 0.0)
             normed_squares = squares_about_mean(
                 normed_squares, normed_total, normed_squares_about, in_share, PARTS
             )
         else:
-            normed_total = load_partials(turn_partials, 0, BLOCK_ROWS, PARTS)
-            normed_squares = load_partials(turn_partials, 1, BLOCK_ROWS, PARTS)
-            in_shares = load_partials(turn_partials, 4, BLOCK_ROWS, PARTS)
+            normed_total = load_partials(turn_partials, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
+            normed_squares = load_partials(turn_partials, 1, BLOCK_ROWS, PARTS, JOINED >= 1)
+            in_shares = load_partials(turn_partials, 4, BLOCK_ROWS, PARTS, JOINED >= 1)
             normed_squares = joined_squares(normed_squares, normed_total, in_shares)
+            in_share = of_rows(tl.sum(in_shares, 1))
         normed_total = of_rows(tl.sum(normed_total, 1))
-        if SWEEP == 1:
-            store_partial(turn_partials, 0, normed_total, BLOCK_ROWS, PARTS)
-            store_partial(turn_partials, 1, normed_squares, BLOCK_ROWS, PARTS)
-            store_partial(turn_partials, 4, in_share, BLOCK_ROWS, PARTS)
+        if SWEEP == 1 or SWEEP == -1:
+            store_partial(turn_partials, 0, normed_total, BLOCK_ROWS, PARTS, SWEEP < 0)
+            store_partial(turn_partials, 1, normed_squares, BLOCK_ROWS, PARTS, SWEEP < 0)
+            store_partial(turn_partials, 4, in_share, BLOCK_ROWS, PARTS, SWEEP < 0)
         else:
             normed_2 = normed_squares / columns + 1e-05
             normed_3 = math.rsqrt(normed_2, ROUNDED)
@@ -242,13 +270,13 @@ def residual_norm_backward(
                     sum_1 += tl.where(exists, mul_35, 0.0)
                     sum_2 += tl.where(exists, mul_35 * normed_4, 0.0)
             else:
-                sum_1 = load_partials(turn_partials, 2, BLOCK_ROWS, PARTS)
-                sum_2 = load_partials(turn_partials, 3, BLOCK_ROWS, PARTS)
+                sum_1 = load_partials(turn_partials, 2, BLOCK_ROWS, PARTS, JOINED >= 2)
+                sum_2 = load_partials(turn_partials, 3, BLOCK_ROWS, PARTS, JOINED >= 2)
             sum_1 = of_rows(tl.sum(sum_1, 1))
             sum_2 = of_rows(tl.sum(sum_2, 1))
-            if SWEEP == 2:
-                store_partial(turn_partials, 2, sum_1, BLOCK_ROWS, PARTS)
-                store_partial(turn_partials, 3, sum_2, BLOCK_ROWS, PARTS)
+            if SWEEP == 2 or SWEEP == -2:
+                store_partial(turn_partials, 2, sum_1, BLOCK_ROWS, PARTS, SWEEP < 0)
+                store_partial(turn_partials, 3, sum_2, BLOCK_ROWS, PARTS, SWEEP < 0)
             else:
                 for block in range(first, end):
                     column, is_column = block_of_columns(

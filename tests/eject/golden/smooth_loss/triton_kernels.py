@@ -32,11 +32,12 @@ def smooth_loss(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (the whole) and sweeps once over their
     columns (length, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
-    is a launch of its own, and SWEEP is its number."""
+    is a launch of its own, and SWEEP is its number. A launch of the negative number joins what
+    that sweep left; JOINED sweeps have been joined."""
     row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
@@ -61,10 +62,10 @@ def smooth_loss(
                 0.0,
             )
     else:
-        huber_loss_2 = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
+        huber_loss_2 = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
     huber_loss_2 = of_rows(tl.sum(huber_loss_2, 1))
-    if SWEEP == 1:
-        store_partial(partials_pointer, 0, huber_loss_2, BLOCK_ROWS, PARTS)
+    if SWEEP == 1 or SWEEP == -1:
+        store_partial(partials_pointer, 0, huber_loss_2, BLOCK_ROWS, PARTS, SWEEP < 0)
         return
     output = huber_loss_2 / columns
     tl.store(

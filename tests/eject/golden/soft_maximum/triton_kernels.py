@@ -33,11 +33,12 @@ def soft_maximum(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (length) and sweeps twice over their
     columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is a
-    launch of its own, and SWEEP is its number."""
+    launch of its own, and SWEEP is its number. A launch of the negative number joins what that
+    sweep left; JOINED sweeps have been joined."""
     row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     x_row = x_pointer + offset(row, x_row_strides)
@@ -52,10 +53,10 @@ def soft_maximum(
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             logsumexp = larger(logsumexp, tl.where(exists, x, float('-inf')))
     else:
-        logsumexp = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
+        logsumexp = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
     logsumexp = of_rows(tl.reduce(logsumexp, 1, larger))
-    if SWEEP == 1:
-        store_partial(partials_pointer, 0, logsumexp, BLOCK_ROWS, PARTS)
+    if SWEEP == 1 or SWEEP == -1:
+        store_partial(partials_pointer, 0, logsumexp, BLOCK_ROWS, PARTS, SWEEP < 0)
         return
 
     logsumexp_2 = tl.where(tl.abs(logsumexp) == float('inf'), 0.0, logsumexp)
@@ -69,10 +70,10 @@ def soft_maximum(
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             logsumexp_3 += tl.where(exists, math.exp(x - logsumexp_2, ROUNDED), 0.0)
     else:
-        logsumexp_3 = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
+        logsumexp_3 = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS, JOINED >= 2)
     logsumexp_3 = of_rows(tl.sum(logsumexp_3, 1))
-    if SWEEP == 2:
-        store_partial(partials_pointer, 1, logsumexp_3, BLOCK_ROWS, PARTS)
+    if SWEEP == 2 or SWEEP == -2:
+        store_partial(partials_pointer, 1, logsumexp_3, BLOCK_ROWS, PARTS, SWEEP < 0)
         return
     output = math.log(logsumexp_3, ROUNDED) + logsumexp_2
     tl.store(
@@ -98,11 +99,12 @@ def soft_maximum_backward(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x. A program owns BLOCK_ROWS rows (length) and sweeps 3 times over their
     columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is a
-    launch of its own, and SWEEP is its number."""
+    launch of its own, and SWEEP is its number. A launch of the negative number joins what that
+    sweep left; JOINED sweeps have been joined."""
     row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     x_row = x_pointer + offset(row, x_row_strides)
@@ -118,10 +120,10 @@ def soft_maximum_backward(
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             logsumexp = larger(logsumexp, tl.where(exists, x, float('-inf')))
     else:
-        logsumexp = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS)
+        logsumexp = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
     logsumexp = of_rows(tl.reduce(logsumexp, 1, larger))
-    if SWEEP == 1:
-        store_partial(partials_pointer, 0, logsumexp, BLOCK_ROWS, PARTS)
+    if SWEEP == 1 or SWEEP == -1:
+        store_partial(partials_pointer, 0, logsumexp, BLOCK_ROWS, PARTS, SWEEP < 0)
         return
 
     logsumexp_2 = tl.where(tl.abs(logsumexp) == float('inf'), 0.0, logsumexp)
@@ -135,10 +137,10 @@ def soft_maximum_backward(
             x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
             logsumexp_3 += tl.where(exists, math.exp(x - logsumexp_2, ROUNDED), 0.0)
     else:
-        logsumexp_3 = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS)
+        logsumexp_3 = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS, JOINED >= 2)
     logsumexp_3 = of_rows(tl.sum(logsumexp_3, 1))
-    if SWEEP == 2:
-        store_partial(partials_pointer, 1, logsumexp_3, BLOCK_ROWS, PARTS)
+    if SWEEP == 2 or SWEEP == -2:
+        store_partial(partials_pointer, 1, logsumexp_3, BLOCK_ROWS, PARTS, SWEEP < 0)
         return
 
     grad_output = load_rows(
