@@ -19,7 +19,6 @@ from fuselab.ejection.fold import formatted
 from fuselab.ejection.followed_dtypes import followed
 from fuselab.ejection.regions import Cut, Region
 from fuselab.ejection.returned import class_texts, classes_in, nodes_in, structure_text
-from fuselab.ejection.taken import taking_apart
 from fuselab.ejection.whole import Whole
 from fuselab.ejection.write import (
     draw_text,
@@ -31,12 +30,17 @@ from fuselab.ejection.write import (
 from fuselab.ejection.write_init import (
     flat_parameters,
     public_docstring,
-    public_parameters,
     sequence_import,
 )
 from fuselab.ejection.write_launchers import where_it_runs
 from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_reference import reference_text
+from fuselab.ejection.write_signature import (
+    is_called_as_operator,
+    opening,
+    option_import,
+    public_signature,
+)
 from fuselab.ejection.write_standalone import operator_files, page_section, with_runtime
 from fuselab.ejection.write_whole import whole_files
 
@@ -94,7 +98,7 @@ def describe(cut: Cut) -> dict[str, Any]:
 def _init(cut: Cut, standalone: bool) -> str:
     module, published = ("steps", []) if standalone else ("composed", ["COMPOSITION"])
     listed = ", ".join(f'"{name}"' for name in (*published, cut.name))
-    if not cut.captured.is_flat:
+    if not is_called_as_operator(cut.captured):
         return _taking_init(cut, module, published, listed)
     return f'''\
 """{cut.name}, ejected from plain PyTorch by fuselab."""
@@ -107,15 +111,19 @@ __all__ = [{listed}]
 
 def _taking_init(cut: Cut, module: str, published: Sequence[str], listed: str) -> str:
     """Return the text of ``__init__.py`` with a function that takes lists and dicts of tensors
-    apart, or tensors that it does not read."""
+    apart, tensors that it does not read, or options."""
     captured = cut.captured
     given = [*captured.of_users, *([captured.seed] if captured.seed else [])]
-    lines = taking_apart(captured.given, captured.of_users)
+    found = public_signature(captured)
+    lines = opening(captured, found)
     lines.append(f"return _of_tensors({', '.join(given)})")
     told = "Compute what reference.py defines, with fused operators."
-    imports = [*sequence_import(captured), "from typing import Any"]
+    imports = [*sequence_import(found.text()), "from typing import Any"]
     names = ", ".join([*published, f"{cut.name} as _of_tensors"])
     body = textwrap.indent("\n".join(lines), "    ")
+    own = option_import(body)
+    imported = ["import torch"] if "torch." in f"{found.text()}\n{body}" else []
+    imported += ["from torch import Tensor", *([""] if own else []), *own]
     return formatted(
         f'''\
 """{cut.name}, ejected from plain PyTorch by fuselab."""
@@ -124,12 +132,12 @@ from __future__ import annotations
 
 {chr(10).join(imports)}
 
-from torch import Tensor
+{chr(10).join(imported)}
 
 from .{module} import {names}
 
 
-def {cut.name}({public_parameters(captured)}) -> Any:
+def {cut.name}({found.text()}) -> Any:
     """{public_docstring(captured, told)}"""
 {body}
 

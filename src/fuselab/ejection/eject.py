@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import keyword
 import re
 import sys
@@ -101,6 +102,7 @@ def ejected(
             f"{name!r} cannot name an operator, which is a Python function in lower case whose "
             "name does not end in '_': name another."
         )
+    function, args, keywords = unbound(function, args, keywords)
     with _deep_expressions():
         if whole:
             return _with_whole(function, args, keywords, name, inference, standalone)
@@ -189,9 +191,21 @@ def about(name: str) -> dict[str, Any]:
     }
 
 
+def unbound(
+    function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
+) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
+    """Return the function behind a ``functools.partial``, and the arguments that it is called
+    with."""
+    while isinstance(function, functools.partial):
+        args, keywords = (*function.args, *args), {**function.keywords, **keywords}
+        function = function.func
+    return function, args, keywords
+
+
 def default_name(function: Callable[..., Any]) -> str:
     """Return the name of a function, or of a module's class, as an operator's name: without the
     ``_`` at the end, which would say that the operator itself writes over its arguments."""
+    function, _, _ = unbound(function, (), {})
     name = getattr(function, "__name__", type(function).__name__)
     name = "function" if name == "<lambda>" else name.rstrip("_")
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

@@ -23,14 +23,21 @@ from fuselab.ejection.returned import (
     source_of,
     structure_text,
 )
-from fuselab.ejection.taken import taking_apart
 from fuselab.ejection.write_reference import defined_in_reference
+from fuselab.ejection.write_signature import (
+    CHOICE,
+    is_called_as_operator,
+    opening,
+    option_import,
+    public_signature,
+    seed_parameter,
+)
 
 
 def init_text(package: Package) -> str:
     """Return the text of ``__init__.py``."""
     name = package.name
-    is_same = package.is_plain and package.captured.is_flat
+    is_same = package.is_plain and is_called_as_operator(package.captured)
     if is_same and not package.is_constant and package.captured.seed is None:
         return f'''\
 """{name}, ejected from plain PyTorch by fuselab."""
@@ -53,7 +60,8 @@ def public_text(
     """Return the text of a module with the public function. ``imports`` and the statement
     ``operator`` make ``_operator`` known; ``published`` are further names for users."""
     name = package.name
-    given = public_parameters(package.captured)
+    found = public_signature(package.captured)
+    more = [] if CHOICE in found.names else [f'{CHOICE}: str = "auto"']
     told = f"Compute {name} by its kernels, and return what the ejected function returns."
     return f'''\
 """{name}, ejected from plain PyTorch by fuselab."""
@@ -64,7 +72,7 @@ from __future__ import annotations
 
 {operator}{_named_tuples(package)}
 
-def {name}({given}, *, implementation: str = "auto") -> Any:
+def {name}({found.text(more)}) -> Any:
     """{public_docstring(package.captured, told)}"""
 {textwrap.indent(_body(package), "    ")}
 
@@ -73,21 +81,12 @@ __all__ = [{", ".join(f'"{one}"' for one in (*published, name))}]
 '''
 
 
-def public_parameters(captured: Captured) -> str:
-    """Return the parameters of a public function: the user's, and the seed of dropouts."""
-    given = [f"{name}: {kind}" for name, kind in captured.public.items()]
-    return ", ".join([*given, *_seed_parameter(captured)])
-
-
 def flat_parameters(captured: Captured) -> str:
-    """Return the same of a function that takes every tensor as an argument of its own."""
+    """Return the parameters of a function that takes every tensor as an argument of its own, and
+    the seed of dropouts."""
     return ", ".join(
-        [*(f"{name}: Tensor" for name in captured.of_users), *_seed_parameter(captured)]
+        [*(f"{name}: Tensor" for name in captured.of_users), *seed_parameter(captured)]
     )
-
-
-def _seed_parameter(captured: Captured) -> list[str]:
-    return [] if captured.seed is None else [f"{captured.seed}: int | Tensor | None = None"]
 
 
 def public_docstring(captured: Captured, told: str) -> str:
@@ -100,10 +99,9 @@ def public_docstring(captured: Captured, told: str) -> str:
     )
 
 
-def sequence_import(captured: Captured) -> list[str]:
+def sequence_import(parameters: str) -> list[str]:
     """Return the line that imports the type of lists among the parameters."""
-    is_used = "Sequence[Tensor]" in captured.public.values()
-    return ["from collections.abc import Sequence"] if is_used else []
+    return ["from collections.abc import Sequence"] if "Sequence[Tensor]" in parameters else []
 
 
 def seed_import(package: Package) -> list[str]:
@@ -114,13 +112,17 @@ def seed_import(package: Package) -> list[str]:
 def _imports(package: Package, imports: Sequence[str]) -> str:
     defined, others = _classes(package)
     body, any_import = _body(package), "from typing import Any"
+    given = public_signature(package.captured).text()
+    own = imports.index("") if "" in imports else len(imports)  # where the package's own begin
     lines = [
-        *sorted({*class_texts(others)[0], *sequence_import(package.captured), any_import}),
+        *sorted({*class_texts(others)[0], *sequence_import(given), any_import}),
         "",
-        *(["import torch"] if re.search(r"\btorch\.", body) else []),
+        *(["import torch"] if re.search(r"\btorch\.", f"{given}\n{body}") else []),
         "from torch import Tensor",
         "",
-        *imports,
+        *imports[:own],
+        *option_import(body),
+        *imports[own:],
         *([f"from .reference import {', '.join(defined)}"] if defined else []),
     ]
     return "\n".join(lines)
@@ -145,7 +147,9 @@ def _body(package: Package) -> str:
     behind = ".detach()" if package.is_constant else ""
     called = ", ".join(f"{name}{behind}" for name in package.parameters)
     outputs = ", ".join(package.output_names)
-    lines = [f"{outputs} = _operator({called}, implementation=implementation)"]
+    found = public_signature(package.captured)
+    chosen = "" if CHOICE in found.names else f", {CHOICE}={CHOICE}"
+    lines = [f"{outputs} = _operator({called}{chosen})"]
     if package.captured.seed is not None:
         seed, like = package.captured.seed, package.parameters[0]
         lines.insert(0, f"{seed} = seed_tensor({seed}, {like}.device)")
@@ -186,5 +190,4 @@ def _body(package: Package) -> str:
         for line in package.sizes.statements(package.parameters)
         if re.search(rf"\b{line.partition(' = ')[0]}\b", text)
     ]
-    apart = taking_apart(package.captured.given, package.parameters)
-    return "\n".join([*apart, *sizes, text])
+    return "\n".join([*opening(package.captured, found), *sizes, text])

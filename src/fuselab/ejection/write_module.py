@@ -29,7 +29,7 @@ def module_text(captured: Captured) -> str:
     given = ", ".join(held.get(name, name) for name in captured.public)
     annotated, fixed = _parameters(module, captured, inputs)
     checks = "".join(f"{textwrap.indent(line, ' ' * 8)}\n" for line in fixed)
-    sequence = "".join(f"{line}\n" for line in sequence_import(captured))
+    sequence = "".join(f"{line}\n" for line in sequence_import(annotated))
     imported = "import torch\n" if "= torch." in annotated else ""  # a dtype
     label = type(module).__name__
     mode, other = ("train", "eval") if module.training else ("eval", "train")

@@ -1,0 +1,187 @@
+"""An ejected function is called as the user's own: by position and by name, with its options."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import fuselab
+from fuselab.ejection.eject import default_name, eject
+
+X = torch.linspace(-2, 2, 24).reshape(3, 8)
+WEIGHT = torch.linspace(0.5, 1.5, 8)
+ONES = torch.ones(4, 8)
+
+
+class Kind(enum.Enum):
+    TANH = 1
+    SIGMOID = 2
+
+
+def optioned(x: Tensor, weight: Tensor, mode: str = "tanh", *, scale: float = 2.0) -> Tensor:
+    y = x.tanh() if mode == "tanh" else x.sigmoid()
+    return y * weight * scale + 1
+
+
+def product(
+    x: Tensor, weight: Tensor, mask: Tensor | None = None, mode: str = "tanh", *, scale: float = 2.0
+) -> Tensor:
+    y = x.tanh() * scale + 1 if mode == "tanh" else x.sigmoid() + 1
+    y = y if mask is None else y * mask
+    return (y @ weight).relu() * 2 + 1
+
+
+def several(x: Tensor, *ys: Tensor, power: int = 2, **others: Any) -> Tensor:
+    y = x.tanh() * ys[0] + ys[1].sigmoid() ** power
+    return y * others["gate"] if others["mode"] == "scaled" else y
+
+
+def of_dims(x: Tensor, dims: tuple[int, ...], kind: Kind, /, *more: int, eps: Tensor) -> Tensor:
+    y = x.tanh() if kind is Kind.TANH else x.sigmoid()
+    return y.sum(dims, keepdim=True) * y + eps + sum(more)
+
+
+def behind_an_option(x: Tensor, mode: str = "tanh", bias: Tensor | None = None) -> Tensor:
+    y = x.tanh() if mode == "tanh" else x.sigmoid()
+    return y * 2 if bias is None else y * 2 + bias
+
+
+Made = Callable[..., Callable[..., Any]]
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Eject a function with an example, and return the public function of the package."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def of(
+        function: Callable[..., Any],
+        *args: Any,
+        name: str,
+        keywords: Mapping[str, Any] | None = None,
+        standalone: bool = False,
+    ) -> Callable[..., Any]:
+        out = tmp_path / name
+        eject(function, *args, out=out, name=name, keywords=keywords, standalone=standalone)
+        found: Callable[..., Any] = getattr(importlib.import_module(name), name)
+        return found
+
+    return of
+
+
+@pytest.mark.parametrize("standalone", [False, True])
+def test_options_of_one_operator(made: Made, standalone: bool) -> None:
+    name = f"optioned_{standalone}".lower()
+    found = made(optioned, ONES, torch.ones(8), name=name, standalone=standalone)
+    expected = optioned(X, WEIGHT)
+    for result in (
+        found(X, WEIGHT),
+        found(X, weight=WEIGHT, mode="tanh"),
+        found(X, WEIGHT, "tanh", scale=2.0),
+        found(weight=WEIGHT, x=X, scale=2),
+        found(X, WEIGHT, implementation="reference"),
+    ):
+        assert_close(result, expected)
+    told = f"{name} was ejected with mode = 'tanh', and mode is 'sigmoid' here."
+    with pytest.raises(ValueError, match=f"^{told}$"):
+        found(X, WEIGHT, "sigmoid")
+    with pytest.raises(ValueError, match=r"with scale = 2\.0, and scale is 3\.0 here"):
+        found(X, WEIGHT, scale=3.0)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
+        found(X, WEIGHT, other=1)
+    x, y = (X.clone().requires_grad_() for _ in range(2))
+    found(x, WEIGHT, mode="tanh").sum().backward()
+    optioned(y, WEIGHT).sum().backward()
+    assert_close(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("standalone", [False, True])
+def test_options_of_a_composed_function(made: Made, standalone: bool) -> None:
+    name = f"product_{standalone}".lower()
+    found = made(product, ONES, torch.ones(8, 8), name=name, standalone=standalone)
+    weight = torch.linspace(-1, 1, 64).reshape(8, 8)
+    expected = product(X, weight)
+    for result in (
+        found(X, weight),
+        found(X, weight, None, "tanh"),
+        found(X, weight=weight, mask=None, scale=2.0),
+    ):
+        assert_close(result, expected)
+    with pytest.raises(ValueError, match="with mode = 'tanh', and mode is 'sigmoid' here"):
+        found(X, weight, mode="sigmoid")
+    told = r"with mask = None, and mask is a tensor of shape \(8,\) here"
+    with pytest.raises(ValueError, match=told):
+        found(X, weight, torch.ones(8))
+
+
+def test_an_option_that_was_given_is_the_default(made: Made) -> None:
+    found = made(optioned, ONES, torch.ones(8), name="given", keywords={"mode": "sigmoid"})
+    for result in (found(X, WEIGHT), found(X, WEIGHT, "sigmoid")):
+        assert_close(result, optioned(X, WEIGHT, "sigmoid"))
+    with pytest.raises(ValueError, match="with mode = 'sigmoid', and mode is 'tanh' here"):
+        found(X, WEIGHT, "tanh")
+
+
+def test_any_number_of_arguments(made: Made) -> None:
+    given = {"gate": torch.ones(8), "mode": "scaled"}
+    found = made(several, ONES, ONES, ONES, name="any_number", keywords=given)
+    expected = several(X, X.cos(), X.sin(), gate=WEIGHT, mode="scaled")
+    assert_close(found(X, X.cos(), X.sin(), gate=WEIGHT, mode="scaled"), expected)
+    assert_close(found(X, X.cos(), X.sin(), power=2, gate=WEIGHT), expected)
+    with pytest.raises(ValueError, match="ys must hold 2 tensors"):
+        found(X, X.cos(), gate=WEIGHT)
+    with pytest.raises(ValueError, match="with mode = 'scaled', and mode is 'plain' here"):
+        found(X, X, X, gate=WEIGHT, mode="plain")
+
+
+def test_tuples_and_objects(made: Made) -> None:
+    given = {"eps": torch.ones(8)}
+    found = made(of_dims, ONES, (1,), Kind.TANH, 3, 4, name="of_these", keywords=given)
+    expected = of_dims(X, (1,), Kind.TANH, 3, 4, eps=WEIGHT)
+    assert_close(found(X, (1,), Kind.TANH, 3, 4, eps=WEIGHT), expected)
+    assert_close(found(X, eps=WEIGHT), expected)
+    with pytest.raises(ValueError, match=r"with dims = \(1,\), and dims is \(0,\) here"):
+        found(X, (0,), eps=WEIGHT)
+    with pytest.raises(ValueError, match=r"kind is <Kind\.SIGMOID: 2> here"):
+        found(X, (1,), Kind.SIGMOID, eps=WEIGHT)
+    with pytest.raises(ValueError, match=r"with more = \(3, 4\), and more is \(3,\) here"):
+        found(X, (1,), Kind.TANH, 3, eps=WEIGHT)
+
+
+def test_a_tensor_behind_an_option(made: Made) -> None:
+    found = made(behind_an_option, ONES, name="behind", keywords={"bias": torch.ones(8)})
+    expected = behind_an_option(X, bias=WEIGHT)
+    assert_close(found(X, bias=WEIGHT), expected)
+    assert_close(found(X, "tanh", WEIGHT), expected)
+    with pytest.raises(ValueError, match="with bias = a tensor, and bias is None here"):
+        found(X)
+
+
+def test_a_partial_is_named_as_its_function(made: Made) -> None:
+    bound = functools.partial(functools.partial(optioned, mode="sigmoid"), scale=3.0)
+    assert default_name(bound) == "optioned"
+    found = made(bound, ONES, name="partly", keywords={"weight": torch.ones(8)})
+    assert list(inspect.signature(found).parameters)[:2] == ["x", "weight"]
+    expected = bound(X, WEIGHT)
+    assert_close(found(X, WEIGHT), expected)
+    assert_close(found(X, weight=WEIGHT, mode="sigmoid"), expected)
+    with pytest.raises(ValueError, match="with mode = 'sigmoid', and mode is 'tanh' here"):
+        found(X, WEIGHT, mode="tanh")
+
+
+def test_packages_with_options_are_checked(made: Made, tmp_path: Path) -> None:
+    made(optioned, ONES, torch.ones(8), name="checked_one")
+    made(product, ONES, torch.ones(8, 8), name="checked_product")
+    for name in ("checked_one", "checked_product"):
+        report = fuselab.check(str(tmp_path / name), quick=True, seed=0)
+        assert report.passed, str(report)
