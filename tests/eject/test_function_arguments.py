@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import fuselab
-from fuselab.ejection.eject import default_name, eject
+from fuselab.ejection.eject import default_name, eject, ejected
 
 X = torch.linspace(-2, 2, 24).reshape(3, 8)
 WEIGHT = torch.linspace(0.5, 1.5, 8)
@@ -142,6 +142,18 @@ def test_any_number_of_arguments(made: Made) -> None:
         found(X, X.cos(), gate=WEIGHT)
     with pytest.raises(ValueError, match="with mode = 'scaled', and mode is 'plain' here"):
         found(X, X, X, gate=WEIGHT, mode="plain")
+
+
+def test_the_reference_gives_any_number_of_arguments() -> None:
+    """It once gave the tuple of them as one argument, and the second tensor twice if the example
+    had one tensor in both places."""
+    given = {"gate": torch.ones(8), "mode": "scaled"}
+    files = ejected(several, (ONES, ONES, ONES), given, "any_reference").files
+    assert '(x, *(ys_0, ys_1), **{"gate": others_gate, "mode": "scaled"})' in files["reference.py"]
+    defined: dict[str, Any] = {}
+    exec(compile(files["reference.py"], "reference.py", "exec", dont_inherit=True), defined)
+    expected = several(X, X.cos(), X.sin(), gate=WEIGHT, mode="scaled")
+    assert_close(defined["reference"](X, X.cos(), X.sin(), WEIGHT), expected)
 
 
 def test_tuples_and_objects(made: Made) -> None:

@@ -100,13 +100,13 @@ def taking_apart(given: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
 def rebuilt(value: Any, name: str, names: Sequence[str]) -> Any:
     """Return a list or dict of the example as Python text, its tensors by their names as arguments;
     None if a tensor is none of ``names``, or something else is no constant."""
-    places = {id(leaf): key for key, (leaf, _) in tensors_in({name: value}).items()}
+    keys = iter(tensors_in({name: value}))  # in order, because one tensor may be there twice
 
     def text(one: Any) -> str:
         if isinstance(one, Tensor):
-            if places[id(one)] not in names:
+            if (key := next(keys)) not in names:
                 raise EjectError(f"{name} holds a tensor that nothing reads.")
-            return places[id(one)]
+            return key
         if type(one) is dict:
             return "{" + ", ".join(f"{constant_text(k)}: {text(v)}" for k, v in one.items()) + "}"
         if type(one) in (list, tuple):

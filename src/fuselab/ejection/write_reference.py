@@ -28,6 +28,7 @@ from fuselab.ejection.returned import (
 from fuselab.ejection.taken import annotation, rebuilt, tensors_in
 
 _CONSTANTS = (*CONSTANTS, tuple)
+_STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
 def reference_text(captured: Captured, outputs: Sequence[str]) -> str:
@@ -163,14 +164,22 @@ def _call_of(function: FunctionType, captured: Captured) -> str | None:
             value = text
         elif name in captured.fixed:
             fixed = captured.fixed[name]
-            if not isinstance(fixed, CONSTANTS):
+            constants = [fixed]
+            if parameter.kind in _STARS:
+                constants = [*fixed.values()] if isinstance(fixed, dict) else [*fixed]
+            if not all(isinstance(one, CONSTANTS) for one in constants):
                 return None
             value = structure_text(fixed, str)
+        elif parameter.kind in _STARS:
+            continue
         elif parameter.default is not parameter.empty:
             by_name = True  # those behind a default that stays
             continue
         else:
             return None
+        if parameter.kind in _STARS:
+            texts.append(f"{_STARS[parameter.kind]}{value}")
+            continue
         by_name |= parameter.kind is parameter.KEYWORD_ONLY
         if by_name and parameter.kind is parameter.POSITIONAL_ONLY:
             return None
