@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import importlib
@@ -54,6 +55,18 @@ def of_dims(x: Tensor, dims: tuple[int, ...], kind: Kind, /, *more: int, eps: Te
 def behind_an_option(x: Tensor, mode: str = "tanh", bias: Tensor | None = None) -> Tensor:
     y = x.tanh() if mode == "tanh" else x.sigmoid()
     return y * 2 if bias is None else y * 2 + bias
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    gate: Tensor
+    bias: Tensor
+    mode: str = "tanh"
+
+
+def with_settings(x: Tensor, settings: Settings) -> Tensor:
+    y = x.tanh() if settings.mode == "tanh" else x.sigmoid()
+    return y * settings.gate.sigmoid() + settings.bias
 
 
 Made = Callable[..., Callable[..., Any]]
@@ -177,6 +190,19 @@ def test_a_tensor_behind_an_option(made: Made) -> None:
     assert_close(found(X, "tanh", WEIGHT), expected)
     with pytest.raises(ValueError, match="with bias = a tensor, and bias is None here"):
         found(X)
+
+
+def test_an_object_of_a_dataclass(made: Made) -> None:
+    example = Settings(torch.ones(8), torch.ones(8))
+    found = made(with_settings, ONES, example, name="with_data")
+    settings = Settings(WEIGHT.clone().requires_grad_(), WEIGHT.cos())
+    result = found(X, settings)
+    assert_close(result, with_settings(X, settings))
+    (gradient,) = torch.autograd.grad(result.sum(), settings.gate)
+    (wanted,) = torch.autograd.grad(with_settings(X, settings).sum(), settings.gate)
+    assert_close(gradient, wanted)
+    with pytest.raises(ValueError, match=r"mode = 'tanh', and settings\.mode is 'sigmoid' here"):
+        found(X, settings=dataclasses.replace(settings, mode="sigmoid"))
 
 
 def test_a_partial_is_named_as_its_function(made: Made) -> None:

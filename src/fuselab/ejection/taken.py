@@ -6,9 +6,11 @@ the user's function, and takes lists and dicts apart.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -27,11 +29,26 @@ def tensors_in(given: Mapping[str, Any]) -> dict[str, tuple[Tensor, str]]:
     """
     found: dict[str, tuple[Tensor, str]] = {}
     for name, value in given.items():
-        for path, leaf in pytree.tree_leaves_with_path(value):
+        for place, leaf in leaves_in(value, name):
             if isinstance(leaf, Tensor):
-                place = f"{name}{pytree.keystr(path)}"
                 found[re.sub(r"[^a-zA-Z0-9_]+", "_", place).strip("_")] = leaf, place
     return found
+
+
+def leaves_in(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield what lists, dicts and objects of dataclasses hold, each with its place as text."""
+    for path, leaf in pytree.tree_leaves_with_path(value):
+        inner = f"{place}{pytree.keystr(path)}"
+        if is_data(leaf):
+            for one in dataclasses.fields(leaf):
+                yield from leaves_in(getattr(leaf, one.name), f"{inner}.{one.name}")
+        else:
+            yield inner, leaf
+
+
+def is_data(value: Any) -> bool:
+    """Return whether a value is an object of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def with_own_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,16 +79,26 @@ def mapped(value: Any, function: Callable[[Tensor, str], Any], name: str) -> Any
     """Return an argument called ``name`` with ``function`` applied to each tensor in it and the
     tensor's name as an argument of an operator."""
     names = {id(leaf): key for key, (leaf, _) in tensors_in({name: value}).items()}
-    return pytree.tree_map(
-        lambda leaf: function(leaf, names[id(leaf)]) if isinstance(leaf, Tensor) else leaf, value
-    )
+
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return function(leaf, names[id(leaf)])
+        if not is_data(leaf):
+            return leaf
+        made = copy.copy(leaf)
+        for one in dataclasses.fields(leaf):
+            # A frozen dataclass refuses to be assigned to.
+            object.__setattr__(made, one.name, pytree.tree_map(of, getattr(leaf, one.name)))
+        return made
+
+    return pytree.tree_map(of, value)
 
 
 def annotation(value: Any) -> str | None:
     """Return the type of a parameter for an argument of the example, None if no tensor is in it."""
     if isinstance(value, Tensor):
         return "Tensor"
-    leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    leaves = [leaf for _, leaf in leaves_in(value, "") if isinstance(leaf, Tensor)]
     if not leaves:
         return None
     is_plain = isinstance(value, (list, tuple)) and len(leaves) == len(value)

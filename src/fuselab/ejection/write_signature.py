@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fuselab.ejection.capture import Captured
 from fuselab.ejection.returned import CONSTANTS, is_name, structure_text
-from fuselab.ejection.taken import annotation, taking_apart
+from fuselab.ejection.taken import annotation, is_data, leaves_in, taking_apart
 
 CHOICE = "implementation"  # the parameter of an operator that names its implementation
 OPTIONS = "fuselab.runtime.options"  # has the function that makes errors of refused options
@@ -144,6 +144,10 @@ def _add(
         text = f"{name}: {kind}"
     (found.by_name if by_name else found.positional).append(text)
     found.names.add(name)
+    if kind is not None and is_data(value):
+        for place, leaf in leaves_in(value, name):
+            if not isinstance(leaf, Tensor) and "[" not in place:
+                _check(found, captured, place, leaf, "")
 
 
 def _check(found: Parameters, captured: Captured, name: str, value: Any, condition: str) -> None:
@@ -151,8 +155,8 @@ def _check(found: Parameters, captured: Captured, name: str, value: Any, conditi
     if _has_text(value):
         wanted = _text(value)
         differs = f"{name} != {wanted}"
-        if value is None:
-            differs = f"{name} is not None"
+        if value is None or isinstance(value, bool):
+            differs = f"{name} is not {value}"
         elif isinstance(value, float) and value != value:
             differs = f"{name} == {name}"
     else:
