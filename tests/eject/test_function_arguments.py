@@ -69,6 +69,12 @@ def with_settings(x: Tensor, settings: Settings) -> Tensor:
     return y * settings.gate.sigmoid() + settings.bias
 
 
+@torch.no_grad()
+def decorated(x: Tensor, /, *ys: Tensor, weight: Tensor, mode: str = "tanh") -> Tensor:
+    y = x.tanh() if mode == "tanh" else x.sigmoid()
+    return y * weight + ys[0]
+
+
 Made = Callable[..., Callable[..., Any]]
 
 
@@ -203,6 +209,15 @@ def test_an_object_of_a_dataclass(made: Made) -> None:
     assert_close(gradient, wanted)
     with pytest.raises(ValueError, match=r"mode = 'tanh', and settings\.mode is 'sigmoid' here"):
         found(X, settings=dataclasses.replace(settings, mode="sigmoid"))
+
+
+def test_a_decorated_function(made: Made) -> None:
+    """Its arguments were once args_0 and kwargs_weight."""
+    given = {"weight": torch.ones(8)}
+    found = made(decorated, ONES, torch.ones(4, 8), name="decorated_one", keywords=given)
+    names = [*inspect.signature(found).parameters]
+    assert names == ["x", "ys", "weight", "mode", "implementation"]
+    assert_close(found(X, X.cos(), weight=WEIGHT), decorated(X, X.cos(), weight=WEIGHT))
 
 
 def test_a_partial_is_named_as_its_function(made: Made) -> None:

@@ -56,17 +56,24 @@ def with_own_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
     function inside, by which Dynamo names the inputs of a graph; others as they are."""
     if not isinstance(function, FunctionType) or not hasattr(function, "__wrapped__"):
         return function
-    parameters = inspect.signature(function).parameters.values()
-    if any(one.kind is not one.POSITIONAL_OR_KEYWORD for one in parameters):
-        return function
-    names = ", ".join(one.name for one in parameters)
+    signature = inspect.signature(function)
+    parameters = signature.parameters.values()
+    bare = [one.replace(default=one.empty, annotation=one.empty) for one in parameters]
+    kinds = inspect.Parameter
+    stars: dict[Any, str] = {kinds.VAR_POSITIONAL: "*", kinds.VAR_KEYWORD: "**"}
+    given = ", ".join(
+        f"{one.name}=" * (one.kind is one.KEYWORD_ONLY) + stars.get(one.kind, "") + one.name
+        for one in parameters
+    )
+    declared = signature.replace(parameters=bare, return_annotation=signature.empty)
     made: dict[str, Any] = {}
-    exec(f"def {function.__name__}({names}):\n    return _decorated({names})\n", made)
+    exec(f"def {function.__name__}{declared}:\n    return _decorated({given})\n", made)
     found: FunctionType = made[function.__name__]
     found.__globals__["_decorated"] = function
-    found.__defaults__ = (
-        tuple(one.default for one in parameters if one.default is not one.empty) or None
-    )
+    defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+    by_name = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
+    found.__defaults__ = tuple(defaults[name] for name in defaults if name not in by_name) or None
+    found.__kwdefaults__ = {name: defaults[name] for name in defaults if name in by_name} or None
     return found
 
 
