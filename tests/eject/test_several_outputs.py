@@ -88,10 +88,10 @@ def test_the_public_function_returns_what_the_function_does(
     name: str, implementation: str, packages: Callable[[str], ModuleType]
 ) -> None:
     public = _public(packages(name))
-    args, keywords, tensors = drawn(name)
+    args, keywords, _ = drawn(name)
     expected = STRUCTURES[name][0](*args, **keywords)
     for _ in range(2):  # the second call may run a plan
-        found = public(*tensors, implementation=implementation)
+        found = public(*args, **keywords, implementation=implementation)
         assert described(found) == described(expected)
         torch.testing.assert_close(leaves(found), leaves(expected), rtol=2e-5, atol=2e-5)
 
@@ -104,7 +104,7 @@ def test_a_backward_through_each_output_and_through_all(
     pairs = [
         (one, other)
         for one, other in zip(
-            leaves(_public(packages(name))(*tensors, implementation="cpp")),
+            leaves(_public(packages(name))(*args, **keywords, implementation="cpp")),
             leaves(STRUCTURES[name][0](*args, **keywords)),
             strict=True,
         )
