@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fuselab.ejection.capture import trace
 from fuselab.ejection.eject import eject
 from fuselab.ejection.followed_dtypes import follow_dtypes
+from fuselab.prove.load import load_op
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -80,3 +81,20 @@ def test_a_product_of_what_has_the_dtype_of_an_argument(
     (mine,) = torch.autograd.grad(found.sum(), x)
     (theirs,) = torch.autograd.grad(expected.sum(), x)
     torch.testing.assert_close(mine, theirs, **tolerance(dtype))
+
+
+def rounded_norm(x: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(x.abs() + 0.5, dim=-1).to(torch.float16)
+
+
+def test_gradients_of_a_rounded_result_are_as_exact_as_the_arguments(tmp_path: Path) -> None:
+    eject(rounded_norm, torch.randn(3, 4, requires_grad=True), out=tmp_path / "rounded_norm")
+    op = load_op(str(tmp_path / "rounded_norm"))
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn(3, 4).half()
+    (expected,) = torch.autograd.grad(rounded_norm(x), x, upstream)
+    given = x.detach()
+    kernels = op.implementations["cpp"]
+    saved = op.gradient.save(kernels.forward(given), given)
+    (found,) = kernels.backward((True,), upstream, *saved)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
