@@ -344,6 +344,12 @@ def test_unaligned_rows_touch_one_sector_more() -> None:
     assert any("32 bits per thread in 8 instructions; 2 of 128" in each for each in narrow)
 
 
+def test_a_kernel_takes_what_the_function_that_launches_it_gives() -> None:
+    """``get_inputs()`` has the two tensors of ``add``, and ``add_kernel`` takes five arguments."""
+    kernel = one(asked(f"{VECTOR_ADD}:add_kernel"))
+    assert ".entry add_kernel(" in kernel.texts["ptx"]
+
+
 # --- refusals ------------------------------------------------------------------------------------
 
 
@@ -361,7 +367,7 @@ def test_unaligned_rows_touch_one_sector_more() -> None:
         (VECTOR_ADD, {"kernel": "gone"}, errors.TargetError, "no kernel called 'gone'"),
         (VECTOR_ADD, {"signature": SOFTMAX}, errors.TargetError, "several kernels"),
         (f"{VECTOR_ADD}:gone", {}, errors.TargetError, "has no 'gone'"),
-        (f"{VECTOR_ADD}:add_kernel", {}, errors.TargetError, "lacks out, numel, BLOCK"),
+        (f"{VECTOR_ADD}:softmax_kernel", {}, errors.TargetError, "lacks width, BLOCK"),
         (
             f"{VECTOR_ADD}:add_kernel",
             {"signature": "*fp32"},
