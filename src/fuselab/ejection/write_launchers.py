@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
-from torch import Tensor
 
 from fuselab.ejection import emit_cuda, emit_triton
 from fuselab.ejection.held import Held
@@ -95,23 +94,11 @@ def _backwards(package: Package, languages: Sequence[str]) -> dict[str, str]:
     return texts
 
 
-def _rounds_results(package: Package) -> bool:
-    """Return whether a result has a dtype of which no argument is: the gradients are not computed
-    in that of the upstream gradient."""
-    given = {argument.tensor.dtype for argument in package.captured.arguments}
-    values = (node.meta.get("example_value") for node in package.captured.returned.results)
-    return any(
-        isinstance(one, Tensor) and one.is_floating_point() and one.dtype not in given
-        for one in values
-    )
-
-
 def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
     lines = package.sizes.statements(package.saved)
     upstream = [one for one in package.upstream_names if one is not None]
     lines += unpacked_upstream(package)
-    exact = [*upstream, *(package.saved if _rounds_results(package) else ())]
-    lines.append(f"compute = arithmetic_dtype({', '.join(exact)})")
+    lines.append(f"compute = arithmetic_dtype({', '.join([*upstream, *package.saved])})")
     lines += _launches(package, plans, [*upstream, *package.given_back])
     results: list[str] = []
     pairs = zip(package.parameters, package.program.gradients, strict=True)

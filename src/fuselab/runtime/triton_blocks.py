@@ -2,8 +2,9 @@
 
 A block is what a program works on at a time. The sizes are what was fastest on an H200 over the
 shapes of ``benchmarks/eject_suite``; tuning multiplies them. ``NEIGHBOURS_PER_MULTIPROCESSOR`` was
-timed at one shape, 16384 x 2048 in bfloat16, what sums of squared deviations get at another, a
-group norm of 64 x 128 x 56 x 56, and ``WARPS_PER_MULTIPROCESSOR`` and ``LEAST_SPREAD`` at none.
+timed at one shape, 16384 x 2048 in bfloat16, what kernels with several sums in a loop get at
+another, a group norm of 64 x 128 x 56 x 56, and ``WARPS_PER_MULTIPROCESSOR`` and ``LEAST_SPREAD``
+at none.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def block_of_rows(
     is_looped = down == 1 and across < columns
     of_a_warp = _of_a_warp(swept, down, across, reducing, (reads, writes))
     if is_looped and reducing.stores_columns and reducing.reductions > 2 and not reducing.sums:
-        # Sums of squared deviations are in registers beside those of the terms.
+        # Several sums are in registers, as those of terms and of their squared deviations.
         across, of_a_warp = across // 2, _WARP_ELEMENTS // 2
     block = Block(down, across, _warps(down * across, of_a_warp))
     # Each program of neighbouring rows reads the partial results of all, so that many small shares

@@ -42,7 +42,9 @@ CONFIGS = tuple(
     )
 )
 
-MOST_READ_BYTES = 1 << 22  # of partial results that the programs of a kernel read in the whole
+# Of partial results that the programs of a kernel read in the whole; timed at one shape, a batch
+# norm of 64 x 64 x 56 x 56 in channels-last order.
+MOST_READ_BYTES = 1 << 22
 
 
 def configs(*args: Any) -> Sequence[Config]:

@@ -57,7 +57,7 @@ def _backward_summing(
     length = x.shape[1]
     width = x.shape[2]
     grad_hidden, grad_normed = grad_output
-    compute = arithmetic_dtype(grad_hidden, grad_normed)
+    compute = arithmetic_dtype(grad_hidden, grad_normed, x, residual, weight)
     grad_x = torch.empty_like(x)
     grad_residual = torch.empty_like(residual)
     grad_weight = torch.empty_like(weight)
@@ -97,7 +97,7 @@ def _backward(
     length = x.shape[1]
     width = x.shape[2]
     grad_hidden, grad_normed = grad_output
-    compute = arithmetic_dtype(grad_hidden, grad_normed)
+    compute = arithmetic_dtype(grad_hidden, grad_normed, x, residual, weight)
     mean = torch.empty((batch, length, 1), dtype=compute, device=grad_hidden.device)
     grad_x = torch.empty_like(x)
     grad_residual = torch.empty_like(residual)

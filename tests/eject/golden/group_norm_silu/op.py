@@ -57,7 +57,7 @@ def _backward(
     channels = x.shape[1]
     height = x.shape[2]
     width = x.shape[3]
-    compute = arithmetic_dtype(grad_output)
+    compute = arithmetic_dtype(grad_output, x, weight, bias)
     group_norm_total = torch.empty((batch, 4, 1), dtype=compute, device=grad_output.device)
     group_norm_squares = torch.empty((batch, 4, 1), dtype=compute, device=grad_output.device)
     grad_x = torch.empty_like(x)
@@ -117,7 +117,7 @@ def _backward_cpp(
     channels = x.shape[1]
     height = x.shape[2]
     width = x.shape[3]
-    compute = arithmetic_dtype(grad_output)
+    compute = arithmetic_dtype(grad_output, x, weight, bias)
     group_norm_mean = torch.empty((batch, 4, 1), dtype=compute, device=grad_output.device)
     group_norm_rstd = torch.empty((batch, 4, 1), dtype=compute, device=grad_output.device)
     mul_33 = torch.empty((batch, channels, height, width), dtype=compute, device=grad_output.device)

@@ -57,7 +57,7 @@ def _backward_summing(
     batch = x.shape[0]
     length = x.shape[1]
     width = x.shape[2]
-    compute = arithmetic_dtype(grad_output)
+    compute = arithmetic_dtype(grad_output, x, residual, weight, bias)
     grad_x = torch.empty_like(x)
     grad_residual = torch.empty_like(residual)
     grad_weight = torch.empty_like(weight)
@@ -100,7 +100,7 @@ def _backward(
     batch = x.shape[0]
     length = x.shape[1]
     width = x.shape[2]
-    compute = arithmetic_dtype(grad_output)
+    compute = arithmetic_dtype(grad_output, x, residual, weight, bias)
     normed_total = torch.empty((batch, length, 1), dtype=compute, device=grad_output.device)
     normed_squares = torch.empty((batch, length, 1), dtype=compute, device=grad_output.device)
     grad_x = torch.empty_like(x)

@@ -62,7 +62,7 @@ def _backward(
     length = prediction.shape[0]
     width = prediction.shape[1]
     grad_output_0, grad_output_1 = grad_output
-    compute = arithmetic_dtype(grad_output_0, grad_output_1)
+    compute = arithmetic_dtype(grad_output_0, grad_output_1, prediction, target)
     grad_prediction = torch.empty_like(prediction)
     grad_target = torch.empty_like(target)
     swept = Sweep(
