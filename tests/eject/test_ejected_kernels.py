@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -183,7 +184,8 @@ def test_launches_compile_for_an_h100(
             layout = parameter_layout(launch.kernel, compiled, len(launch.args))
             assert layout is not None and len(layout[0]) <= 64  # what a launch plan can hold
             if launch.keywords.get("SWEEP", 0) in (0, 1):
-                assert "ld.global.v4" in compiled.asm["ptx"]  # 16 bytes at a time
+                # 16 bytes at a time, whatever the eviction policy
+                assert re.search(r"ld\.global[\w.:]*\.v4", compiled.asm["ptx"])
             if launch.keywords.get("PARTS") == 0:  # a row in registers, read once
                 loops = 1 if "sums_pointer" in launch.kernel.arg_names else 0
                 assert compiled.asm["ttir"].count("scf.for") == loops

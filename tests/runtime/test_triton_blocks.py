@@ -21,6 +21,7 @@ from fuselab.runtime.triton_blocks import (
     TILE,
     Reducing,
     block_of_rows,
+    is_read_once,
     tile,
 )
 from fuselab.runtime.triton_loops import tile as tile_of
@@ -158,7 +159,35 @@ def test_a_reduction_over_a_transposed_operand_gets_square_blocks(
     if stores_columns:
         assert block.columns == 4096
     else:
-        assert block.rows == block.columns == 64
+        assert (block.rows, block.columns) == (64, 32)
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+@pytest.mark.parametrize("columns", [512, 8192, 65536])
+def test_what_is_read_once_leaves_the_cache_first(
+    reads: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the launch writes as much, or what it reads may still be there for the next one."""
+    device = torch.device("cuda")
+    monkeypatch.setattr(gpu_limits, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(gpu_limits, "cache_bytes", lambda device: 50 << 20)
+    for rows in (16, 4096):
+        x = torch.empty(rows, columns, dtype=torch.bfloat16, device="meta")
+        reading = [(x, "rows columns")] * reads
+        for stores, written in ((False, (x[:, 0], "rows")), (True, (x, "rows columns"))):
+            over = Sweep({"rows": rows}, {"columns": columns}, reading, [written])
+            for sweeps in (1, 2):
+                reducing = Reducing(sweeps, sweeps, stores_columns=stores)
+                block = block_of_rows(over, 2, 0, reducing, device)
+                once = [is_read_once(over, 2, block, reducing, n, device) for n in range(4)]
+                whole, is_large = block.parts == 0, reads * x.numel() * 2 > 25 << 20
+                if stores:
+                    assert once[: sweeps + 2 : sweeps + 1] == [False, False]
+                    assert once[1] == (whole or (block.parts > 1 and is_large))
+                elif sweeps == 1:
+                    assert once[:2] == [True, True]
+                else:
+                    assert once[0] == (whole or (block.parts > 1 and is_large))
 
 
 def test_few_rows_are_spread_over_the_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,12 +194,17 @@ class Function:
             place = self.address(operand, is_guarded=True)
             return f"load_inside({place}, {self.masks(one)}, {is_inside})"
         if self.place(operand) or self.plan.axes_of(one):
-            return f"load({self.address(operand)}, {self.masks(one)})"
+            masks = ", ".join((self.masks(one), *self.once(one)))
+            return f"load({self.address(operand)}, {masks})"
         return f"tl.load({self.address(operand)})"
 
     def masks(self, one: Load) -> str:
         """Return the texts of which rows and which columns of a load exist."""
         return "is_row, is_column"
+
+    def once(self, one: Load) -> tuple[str, ...]:
+        """Return the text of whether a load's elements are read once, if the launcher says so."""
+        return ()
 
     def mask(self, operand: Operand) -> str:
         """Return the text of the mask of the operand's elements; empty for a single element."""
@@ -367,6 +372,7 @@ class Rows(Function):
         "SWEEP",
         "PARTS",
         "JOINED",
+        "ONCE",
         "BLOCK_ROWS",
         "BLOCK_COLUMNS",
     )
@@ -441,6 +447,10 @@ class Rows(Function):
             places = offset, *self.chosen_places(operand, is_guarded)
             return " + ".join((f"{operand.name}_row", *places))
         return super().address(operand, is_guarded)
+
+    def once(self, one: Load) -> tuple[str, ...]:
+        loops = self.row_axes | self.column_axes
+        return ("ONCE",) if self.plan.axes_of(one) >= loops else ()
 
     def has_row_pointer(self, operand: Operand) -> bool:
         is_tensor = operand.node is not None

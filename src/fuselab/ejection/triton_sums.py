@@ -175,6 +175,9 @@ class SummingColumns(_Summing):
             return "is_column, is_column"
         return super().masks(one)
 
+    def once(self, one: Load) -> tuple[str, ...]:
+        return ()
+
     def store(self, operand: Operand) -> None:
         if operand in self.sums:
             self.write(f"{self.sums[operand]} += {self.term_of(operand)}")

@@ -1,4 +1,4 @@
-"""The two limits of a GPU that launches depend on: multiprocessors and shared memory."""
+"""The limits of a GPU that launches depend on: multiprocessors, caches and shared memory."""
 
 from __future__ import annotations
 
@@ -24,3 +24,11 @@ def shared_bytes(device: torch.device) -> int:
         return 2**30
     properties = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+
+
+@cache
+def cache_bytes(device: torch.device) -> int:
+    """Return the bytes of the last-level cache of ``device``; 0 if it is no GPU."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)

@@ -2,8 +2,7 @@
 
 A block is what a program works on at a time. The sizes are what was fastest on an H200 over the
 shapes of ``benchmarks/eject_suite``; tuning multiplies them. ``NEIGHBOURS_PER_MULTIPROCESSOR`` was
-timed at one shape, 16384 x 2048 in bfloat16, what kernels with several sums in a loop get at
-another, a group norm of 64 x 128 x 56 x 56, and ``WARPS_PER_MULTIPROCESSOR`` and ``LEAST_SPREAD``
+timed at one shape, 16384 x 2048 in bfloat16, and ``WARPS_PER_MULTIPROCESSOR`` and ``LEAST_SPREAD``
 at none.
 """
 
@@ -34,8 +33,10 @@ PROGRAMS_PER_MULTIPROCESSOR = 16  # to which rows are shared out
 NEIGHBOURS_PER_MULTIPROCESSOR = 2  # to which rows are shared out that are neighbours in memory
 WARPS_PER_MULTIPROCESSOR = 12  # below which blocks of shared rows are enlarged
 LEAST_PROGRAMS_PER_MULTIPROCESSOR = 4  # with which rows are not shared out to be read again
-SUMMING_PROGRAMS_PER_MULTIPROCESSOR = 4  # to which rows are shared out that are also summed
+SUMMING_PROGRAMS_PER_MULTIPROCESSOR = 4  # to which rows are shared out that are also summed,
+SUMMING_WARPS_PER_MULTIPROCESSOR = 16  # or more, if they have few warps; half of it in float32
 _WARP_ELEMENTS = 1024  # of a block that a warp works on, of one operand
+_SHORT = 512  # columns of rows of which a program gets fewer where several operands are read
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,9 @@ def tile(swept: Sweep, width: int, doublings: int) -> Block:
     # Fewer columns than fill a sector make no tile that uses sectors whole.
     is_transposed = _lies_apart(swept, width) and columns * width >= SECTOR_BYTES
     elements = int((TILE if loops == 1 or is_transposed else FLAT_TILE) * 2.0**doublings)
+    reads, _ = _full(swept)
+    if not reads and not is_transposed:  # it writes alone
+        elements *= 4
     if is_transposed:
         across = min(max(16, LINE_BYTES // max(2, width)), power_of_two(columns))
     else:
@@ -141,26 +145,36 @@ def block_of_rows(
             down, across = _spread(swept, down, whole, line, device), whole
         elif not reducing.sums and line // 2 * whole <= ONE_BLOCK:  # half cache lines, but once
             down, across = line // 2, whole
+        elif is_light:  # half cache lines, for twice as many programs
+            down = max(1, line // 2)
+            across = 2 * looped // down
         else:
-            down, across = line, (2 * looped if is_light else looped // 2) // line
+            down, across = line, looped // 2 // line
     elif _is_transposed(swept, width) and (whole > ONE_BLOCK or not reducing.stores_columns):
         down = min(rows, LINE_BYTES // max(2, width))
-        across = min(whole, looped // down)
+        across = min(whole, looped // 2 // down)
     elif _has_steps_between(swept) and whole > looped:
         down, across = 1, _wide(swept.columns.sizes[-1], looped)
     elif whole <= ONE_BLOCK:
-        if reads > 1 and reducing.stores_columns and not reducing.sums:
+        if reads > 1 and reducing.sums:
             elements //= 2
+        elif reads > 1:  # each thread has several operands in registers
+            elements = 2 * elements // max(2, width)
+            if reducing.stores_columns:
+                elements //= 2 if whole > _SHORT else 4
         down = min(rows, max(1, elements // whole))
         down, across = _spread(swept, down, whole, 1, device), whole
     else:
-        down, across = 1, looped
+        down, across = 1, looped // (2 if reads > 1 or _reduces_alone(reducing, writes) else 1)
     is_looped = down == 1 and across < columns
-    of_a_warp = _of_a_warp(swept, down, across, reducing, (reads, writes))
+    of_a_warp = _of_a_warp(swept, width, (down, across), reducing, (reads, writes))
     if is_looped and reducing.stores_columns and reducing.reductions > 2 and not reducing.sums:
         # Several sums are in registers, as those of terms and of their squared deviations.
-        across, of_a_warp = across // 2, _WARP_ELEMENTS // 2
-    block = Block(down, across, _warps(down * across, of_a_warp))
+        across = max(min(across, looped // 2), across // 2)
+        of_a_warp = _WARP_ELEMENTS // 4
+    is_part = swept.rows_are_contiguous and across < columns
+    is_small = reads > 1 and reducing.stores_columns and down * across <= _SHORT
+    block = Block(down, across, _warps(down * across, of_a_warp, 1 if is_part or is_small else 2))
     # Each program of neighbouring rows reads the partial results of all, so that many small shares
     # cost more than they bring.
     shared_by = PROGRAMS_PER_MULTIPROCESSOR
@@ -171,13 +185,38 @@ def block_of_rows(
         block = _enlarged(swept, block, parts, device)
     if reducing.sums:
         blocks = ceil_div(swept.rows.numel, block.rows)
-        block = replace(block, turns=_turns(blocks, 1, block.rows, across < columns, device))
+        block = replace(block, turns=_turns(blocks, 1, block, width, across < columns, device))
         parts = _parts(swept, block, device, reducing) if parts > 1 else parts
     if parts > 1 and across >= columns:  # fewer columns at a time, for several programs
-        block = replace(block, columns=max(16, across // parts))
+        across = max(16, min(across // parts, looped // 2))
+        of_a_warp = _of_a_warp(swept, width, (down, across), reducing, (reads, writes))
+        block = replace(block, columns=across, warps=_warps(down * across, of_a_warp))
     if parts == 1 and block.columns >= columns:
         parts = 0
+    programs = max(1, parts) * ceil_div(swept.rows.numel, block.rows)
+    if 2 * programs <= gpu_limits.multiprocessors(device):  # each has one for itself
+        block = replace(block, warps=min(16, 2 * block.warps))
     return replace(block, parts=parts)
+
+
+def is_read_once(
+    swept: Sweep, width: int, block: Block, reducing: Reducing, sweep: int, device: torch.device
+) -> bool:
+    """Return whether the cache lines that a launch reads shall be the first to leave the cache.
+    ``sweep`` is its number, 0 if it makes all sweeps; the widest element has ``width`` bytes.
+
+    They leave in the cache what earlier kernels wrote there, which need not go to memory while this
+    one reads. A kernel that writes as much as it reads gains nothing.
+    """
+    reads, writes = _full(swept)
+    is_last = sweep in (0, reducing.sweeps + 1)
+    if writes and (is_last or not reducing.stores_columns):
+        return False
+    if reducing.sweeps + reducing.stores_columns == 1 or block.parts == 0:
+        return True
+    # The next launch may find them in the cache.
+    read_bytes = reads * width * swept.rows.numel * swept.columns.numel
+    return block.parts > 1 and 2 * read_bytes > gpu_limits.cache_bytes(device)
 
 
 def _are_chosen(swept: Sweep) -> bool:
@@ -214,26 +253,35 @@ def _is_transposed(swept: Sweep, width: int) -> bool:
 
 
 def _of_a_warp(
-    swept: Sweep, rows: int, columns: int, reducing: Reducing, full: tuple[int, int]
+    swept: Sweep, width: int, sizes: tuple[int, int], reducing: Reducing, full: tuple[int, int]
 ) -> int:
     """Return how many elements of a block with reductions a warp works on, as measured on an H200;
-    ``full`` is what ``_full`` returns.
+    ``sizes`` are the block's rows and columns, ``full`` is what ``_full`` returns.
 
     More warps hide more of the memory's latency; fewer need fewer steps across warps to reduce a
     row, of which a block of neighbouring rows in memory has most.
     """
-    reads, writes = full
+    (rows, columns), (reads, writes) = sizes, full
     is_whole = columns >= swept.columns.numel
     if reducing.sums:
         return _WARP_ELEMENTS // 2
     if swept.rows_are_contiguous:
-        return 2 * _WARP_ELEMENTS if is_whole else _WARP_ELEMENTS
+        is_light = reducing.stores_columns and reads < 2
+        return _WARP_ELEMENTS if is_light and not is_whole else 2 * _WARP_ELEMENTS
     if is_whole:  # a row is kept in registers, that of each operand
         # Long rows of which results are kept too, and short ones of which none are.
-        is_long = columns > 2 * TILE
+        is_long = columns > (2 * TILE if width <= 2 else TILE // 2)
         several = rows == 1 and reads > 1 and bool(writes) == is_long
         return _WARP_ELEMENTS // 2 if several else _WARP_ELEMENTS
-    return _WARP_ELEMENTS if writes else _WARP_ELEMENTS // 2
+    if writes:
+        return _WARP_ELEMENTS // (2 if reads > 1 else 1)
+    return _WARP_ELEMENTS // (4 if reads > 1 or _reduces_alone(reducing, writes) else 2)
+
+
+def _reduces_alone(reducing: Reducing, writes: int) -> bool:
+    """Return whether a kernel has several reductions and no results with an element for each row
+    and column."""
+    return reducing.reductions > 1 and not writes
 
 
 def _full(swept: Sweep) -> tuple[int, int]:
@@ -253,19 +301,25 @@ def block_of_columns(swept: Sweep, width: int, doublings: int, device: torch.dev
     block = tile(swept, width, doublings)
     blocks = ceil_div(swept.rows.numel, block.rows)
     across = ceil_div(swept.columns.numel, block.columns)
-    return replace(block, turns=_turns(blocks, across, block.rows, False, device))
+    return replace(block, turns=_turns(blocks, across, block, width, False, device))
 
 
-def _turns(blocks: int, across: int, rows: int, is_looped: bool, device: torch.device) -> int:
-    """Return how many of the ``blocks`` of ``rows`` rows a program works on that sums over rows.
+def _turns(
+    blocks: int, across: int, block: Block, width: int, is_looped: bool, device: torch.device
+) -> int:
+    """Return how many of the ``blocks`` of rows a program works on that sums over rows.
 
     Each program leaves a sum for every column, so that few rows for each would make what they leave
     as large as what they read; ``across`` programs share the columns. With ``is_looped`` the sums
     are in memory all the time.
     """
     processors = gpu_limits.multiprocessors(device)
-    fitting = ceil_div(blocks * across, SUMMING_PROGRAMS_PER_MULTIPROCESSOR * processors)
-    least = ceil_div(8 if is_looped else 4, rows)
+    warps = (
+        SUMMING_WARPS_PER_MULTIPROCESSOR if width <= 2 else SUMMING_WARPS_PER_MULTIPROCESSOR // 2
+    )
+    programs = max(SUMMING_PROGRAMS_PER_MULTIPROCESSOR, warps // block.warps)
+    fitting = ceil_div(blocks * across, programs * processors)
+    least = ceil_div(8 if is_looped else 4, block.rows)
     if not is_looped:
         least = min(least, ceil_div(blocks * across, processors))
     return max(1, min(blocks, max(fitting, least)))
@@ -285,8 +339,13 @@ def _enlarged(swept: Sweep, block: Block, parts: int, device: torch.device) -> B
     programs = parts * ceil_div(swept.rows.numel, block.rows)
     wanted = WARPS_PER_MULTIPROCESSOR * gpu_limits.multiprocessors(device)
     most = swept.columns.numel // parts // 2  # with which a block does not exceed a share
-    while block.warps < 16 and programs * block.warps < wanted and block.columns <= most:
-        block = replace(block, columns=2 * block.columns, warps=2 * block.warps)
+    while block.warps < 16 and programs * block.warps < wanted:
+        if block.rows * block.columns > _WARP_ELEMENTS // 2 * block.warps:
+            block = replace(block, warps=2 * block.warps)
+        elif block.columns <= most:
+            block = replace(block, columns=2 * block.columns, warps=2 * block.warps)
+        else:
+            break
     return block
 
 
@@ -359,6 +418,6 @@ def _fitting(size: int, most: int) -> int:
     return fitting[0] if fitting else min(excess, key=lambda one: (excess[one], -one))
 
 
-def _warps(elements: int, of_a_warp: int) -> int:
+def _warps(elements: int, of_a_warp: int, least: int = 2) -> int:
     """Return the warps of a block, each with about ``of_a_warp`` elements."""
-    return max(2, min(16, power_of_two(ceil_div(elements, of_a_warp))))
+    return max(least, min(16, power_of_two(ceil_div(elements, of_a_warp))))

@@ -40,13 +40,15 @@ def offset(position, strides):
 
 
 @triton.jit
-def load(pointer, is_row, is_column):
+def load(pointer, is_row, is_column, ONCE: tl.constexpr = False):
     """Load the elements of a block. A pointer that has one row, or one column, for all of the
-    block's is loaded once for them."""
+    block's is loaded once for them. The cache lines of elements that are ``ONCE`` are the
+    first to leave the cache."""
     if len(pointer.shape) == 0:
         elements = tl.load(pointer)
     elif pointer.shape[0] == is_row.shape[0] and pointer.shape[1] == is_column.shape[1]:
-        elements = tl.load(pointer, is_row & is_column)
+        policy: tl.constexpr = "evict_first" if ONCE else ""
+        elements = tl.load(pointer, is_row & is_column, eviction_policy=policy)
     elif pointer.shape[1] == is_column.shape[1]:
         # In one dimension, threads hold no copies for the neighbouring rows of their packs.
         columns: tl.constexpr = [pointer.shape[1]]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuselab.runtime import gpu_limits
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.sweep import Sweep
 from fuselab.runtime.triton_blocks import (
@@ -27,6 +28,7 @@ from fuselab.runtime.triton_blocks import (
     counts_of,
     has_nested_columns,
     has_nested_rows,
+    is_read_once,
     tile,
 )
 from fuselab.runtime.triton_launch import launch
@@ -44,7 +46,8 @@ CONFIGS = tuple(
 
 # Of partial results that the programs of a kernel read in the whole; timed at one shape, a batch
 # norm of 64 x 64 x 56 x 56 in channels-last order.
-MOST_READ_BYTES = 1 << 22
+MOST_READ_BYTES = 1 << 21
+LEAST_ACROSS = 8  # columns of a program that adds up shares: those of a sector in float32
 
 
 def configs(*args: Any) -> Sequence[Config]:
@@ -102,7 +105,8 @@ class TritonSweeps:
         paired = swept.in_pairs(pairs) if pairs else None
         swept = paired or swept
         tensors = [tensor for tensor in swept.tensors if tensor is not None]
-        block = self._tuned(name, swept, reducing, tensors)
+        width = max(tensors, key=Tensor.numel).dtype.itemsize
+        block = self._tuned(name, swept, reducing, tensors, width)
         constants = {
             **self._arithmetic(name, swept, compute, sums),
             "num_warps": block.warps,
@@ -158,6 +162,7 @@ class TritonSweeps:
                 SWEEP=sweep,
                 PARTS=block.parts,
                 JOINED=joined,
+                ONCE=is_read_once(swept, width, block, reducing, sweep, device),
             )
         if sums:
             self._add_up(name, swept, results, operands[-1], programs, constants)
@@ -175,6 +180,9 @@ class TritonSweeps:
         columns = swept.columns.numel
         strides = swept.columns.strides[len(swept.tensors) - len(results) :]
         across = min(32, power_of_two(max(1, columns)))
+        processors = gpu_limits.multiprocessors(shares.device)
+        while across > LEAST_ACROSS and ceil_div(columns, across) < processors:
+            across //= 2
         launch(
             getattr(self._kernels, f"{name}_sums"),
             (ceil_div(columns, across),),
@@ -186,7 +194,7 @@ class TritonSweeps:
             *strides,
             COMPUTE=constants["COMPUTE"],
             WIDE=constants["WIDE"],
-            BLOCK_SHARES=min(128, power_of_two(max(1, programs))),
+            BLOCK_SHARES=min(4096 // across, power_of_two(max(1, programs))),
             BLOCK_COLUMNS=across,
             num_warps=4,
         )
@@ -215,10 +223,15 @@ class TritonSweeps:
         }
 
     def _tuned(
-        self, name: str, swept: Sweep, reducing: Reducing | None, tensors: Sequence[Tensor]
+        self,
+        name: str,
+        swept: Sweep,
+        reducing: Reducing | None,
+        tensors: Sequence[Tensor],
+        width: int,
     ) -> Block:
-        """Return the block of a kernel: by size, changed as tuning has found."""
-        width = max(tensors, key=Tensor.numel).dtype.itemsize
+        """Return the block of a kernel: by size, changed as tuning has found. The widest element
+        has ``width`` bytes."""
         key = (
             name,
             f"{8 * width}-bit",

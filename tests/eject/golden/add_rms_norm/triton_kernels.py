@@ -40,7 +40,8 @@ def add_rms_norm(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute hidden, normed. A program owns BLOCK_ROWS rows (batch, length) and sweeps twice
     over their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each
@@ -61,9 +62,9 @@ def add_rms_norm(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
             residual = load(
-                residual_row + offset(column, residual_column_strides), is_row, is_column
+                residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
             ).to(COMPUTE)
             hidden = x + residual
             mean += tl.where(exists, hidden * hidden, 0.0)
@@ -80,9 +81,9 @@ def add_rms_norm(
             block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
-        x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+        x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
         residual = load(
-            residual_row + offset(column, residual_column_strides), is_row, is_column
+            residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
         ).to(COMPUTE)
         hidden = x + residual
         weight = load(
@@ -121,7 +122,8 @@ def add_rms_norm_backward(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x, grad_residual, and the sums over the rows of grad_weight. A program owns
     blocks of BLOCK_ROWS rows (batch, length), one after the other, and sweeps over their
@@ -153,13 +155,18 @@ def add_rms_norm_backward(
                     block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                 )
                 exists = is_row & is_column
-                x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+                x = load(
+                    x_row + offset(column, x_column_strides), is_row, is_column, ONCE
+                ).to(COMPUTE)
                 residual = load(
-                    residual_row + offset(column, residual_column_strides), is_row, is_column
+                    residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
                 ).to(COMPUTE)
                 hidden = x + residual
                 grad_normed = load(
-                    grad_normed_row + offset(column, grad_normed_column_strides), is_row, is_column
+                    grad_normed_row + offset(column, grad_normed_column_strides),
+                    is_row,
+                    is_column,
+                    ONCE,
                 ).to(COMPUTE)
                 weight = load(
                     weight_pointer + offset(column, weight_column_strides), is_row, is_column
@@ -183,18 +190,26 @@ def add_rms_norm_backward(
                 )
                 exists = is_row & is_column
                 grad_hidden = load(
-                    grad_hidden_row + offset(column, grad_hidden_column_strides), is_row, is_column
+                    grad_hidden_row + offset(column, grad_hidden_column_strides),
+                    is_row,
+                    is_column,
+                    ONCE,
                 ).to(COMPUTE)
                 grad_normed = load(
-                    grad_normed_row + offset(column, grad_normed_column_strides), is_row, is_column
+                    grad_normed_row + offset(column, grad_normed_column_strides),
+                    is_row,
+                    is_column,
+                    ONCE,
                 ).to(COMPUTE)
                 weight = load(
                     weight_pointer + offset(column, weight_column_strides), is_row, is_column
                 ).to(COMPUTE)
                 mul_25 = grad_normed * weight
-                x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+                x = load(
+                    x_row + offset(column, x_column_strides), is_row, is_column, ONCE
+                ).to(COMPUTE)
                 residual = load(
-                    residual_row + offset(column, residual_column_strides), is_row, is_column
+                    residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
                 ).to(COMPUTE)
                 hidden = x + residual
                 mul_31 = sum_2 * (-0.5) * (scale * scale * scale) / columns * (hidden * 2.0)

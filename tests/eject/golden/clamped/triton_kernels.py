@@ -100,7 +100,8 @@ def clamped_backward_grad_bias(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_bias. A program owns BLOCK_ROWS rows (channels) and sweeps once over their
     columns (batch, height, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each
@@ -118,7 +119,7 @@ def clamped_backward_grad_bias(
             )
             exists = is_row & is_column
             grad_x = load(
-                grad_x_row + offset(column, grad_x_column_strides), is_row, is_column
+                grad_x_row + offset(column, grad_x_column_strides), is_row, is_column, ONCE
             ).to(COMPUTE)
             sum_1 += tl.where(exists, grad_x, 0.0)
     else:

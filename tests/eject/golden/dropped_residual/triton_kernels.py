@@ -45,7 +45,8 @@ def dropped_residual(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (batch, length) and sweeps twice over
     their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is
@@ -71,12 +72,12 @@ def dropped_residual(
                 first, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
             batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
                 column, batch_length_width_position_column_strides
             )
             residual = load(
-                residual_row + offset(column, residual_column_strides), is_row, is_column
+                residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
             ).to(COMPUTE)
             dropout = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
             hidden = x * dropout * 1.1111111111111112 + residual
@@ -88,12 +89,12 @@ def dropped_residual(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
             batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
                 column, batch_length_width_position_column_strides
             )
             residual = load(
-                residual_row + offset(column, residual_column_strides), is_row, is_column
+                residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
             ).to(COMPUTE)
             dropout_2 = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
             hidden = x * dropout_2 * 1.1111111111111112 + residual
@@ -123,12 +124,12 @@ def dropped_residual(
             block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
-        x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+        x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
         batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
             column, batch_length_width_position_column_strides
         )
         residual = load(
-            residual_row + offset(column, residual_column_strides), is_row, is_column
+            residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
         ).to(COMPUTE)
         dropout_3 = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
         hidden = x * dropout_3 * 1.1111111111111112 + residual
@@ -169,7 +170,8 @@ def dropped_residual_backward(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_residual, grad_x, and the sums over the rows of grad_weight, grad_bias. A
     program owns blocks of BLOCK_ROWS rows (batch, length), one after the other, and sweeps over
@@ -207,13 +209,15 @@ def dropped_residual_backward(
                     first, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                 )
                 exists = is_row & is_column
-                x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+                x = load(
+                    x_row + offset(column, x_column_strides), is_row, is_column, ONCE
+                ).to(COMPUTE)
                 batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
                     column, batch_length_width_position_column_strides
                 )
                 dropout = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
                 residual = load(
-                    residual_row + offset(column, residual_column_strides), is_row, is_column
+                    residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
                 ).to(COMPUTE)
                 hidden = x * dropout * 1.1111111111111112 + residual
                 layer_norm_squares_about = mean_of_block(
@@ -224,17 +228,22 @@ def dropped_residual_backward(
                     block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                 )
                 exists = is_row & is_column
-                x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+                x = load(
+                    x_row + offset(column, x_column_strides), is_row, is_column, ONCE
+                ).to(COMPUTE)
                 batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
                     column, batch_length_width_position_column_strides
                 )
                 dropout = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
                 residual = load(
-                    residual_row + offset(column, residual_column_strides), is_row, is_column
+                    residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
                 ).to(COMPUTE)
                 hidden = x * dropout * 1.1111111111111112 + residual
                 grad_output = load(
-                    grad_output_row + offset(column, grad_output_column_strides), is_row, is_column
+                    grad_output_row + offset(column, grad_output_column_strides),
+                    is_row,
+                    is_column,
+                    ONCE,
                 ).to(COMPUTE)
                 weight = load(
                     weight_pointer + offset(column, weight_column_strides), is_row, is_column
@@ -276,13 +285,14 @@ def dropped_residual_backward(
                         grad_output_row + offset(column, grad_output_column_strides),
                         is_row,
                         is_column,
+                        ONCE,
                     ).to(COMPUTE)
                     weight = load(
                         weight_pointer + offset(column, weight_column_strides), is_row, is_column
                     ).to(COMPUTE)
                     mul_30 = grad_output * weight
                     x = load(
-                        x_row + offset(column, x_column_strides), is_row, is_column
+                        x_row + offset(column, x_column_strides), is_row, is_column, ONCE
                     ).to(COMPUTE)
                     batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
                         column, batch_length_width_position_column_strides
@@ -291,7 +301,10 @@ def dropped_residual_backward(
                         seed, batch_length_width_position, 0, 429496729
                     ).to(COMPUTE)
                     residual = load(
-                        residual_row + offset(column, residual_column_strides), is_row, is_column
+                        residual_row + offset(column, residual_column_strides),
+                        is_row,
+                        is_column,
+                        ONCE,
                     ).to(COMPUTE)
                     hidden = x * dropout * 1.1111111111111112 + residual
                     sub_23 = hidden - layer_norm_total / columns
@@ -312,13 +325,14 @@ def dropped_residual_backward(
                         grad_output_row + offset(column, grad_output_column_strides),
                         is_row,
                         is_column,
+                        ONCE,
                     ).to(COMPUTE)
                     weight = load(
                         weight_pointer + offset(column, weight_column_strides), is_row, is_column
                     ).to(COMPUTE)
                     mul_30 = grad_output * weight
                     x = load(
-                        x_row + offset(column, x_column_strides), is_row, is_column
+                        x_row + offset(column, x_column_strides), is_row, is_column, ONCE
                     ).to(COMPUTE)
                     batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
                         column, batch_length_width_position_column_strides
@@ -327,7 +341,10 @@ def dropped_residual_backward(
                         seed, batch_length_width_position, 0, 429496729
                     ).to(COMPUTE)
                     residual = load(
-                        residual_row + offset(column, residual_column_strides), is_row, is_column
+                        residual_row + offset(column, residual_column_strides),
+                        is_row,
+                        is_column,
+                        ONCE,
                     ).to(COMPUTE)
                     hidden = x * dropout * 1.1111111111111112 + residual
                     sub_23 = hidden - layer_norm_total / columns

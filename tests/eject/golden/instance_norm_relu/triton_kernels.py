@@ -36,7 +36,8 @@ def instance_norm_relu(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (batch, channels) and sweeps twice over
     their columns (height, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each
@@ -60,7 +61,7 @@ def instance_norm_relu(
                 first, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
             instance_norm_squares_about = mean_of_block(
                 instance_norm_total + tl.where(exists, x, 0.0), in_first, PARTS
             )
@@ -69,7 +70,7 @@ def instance_norm_relu(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
             instance_norm_total += tl.where(exists, x, 0.0)
             instance_norm_squares_terms = x - instance_norm_squares_about
             instance_norm_squares += tl.where(
@@ -98,7 +99,7 @@ def instance_norm_relu(
             block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
-        x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+        x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
         instance_norm = x - instance_norm_total / columns
         instance_norm_2 = instance_norm * math.rsqrt(
             instance_norm_squares / columns + 1e-05, ROUNDED
@@ -126,7 +127,8 @@ def instance_norm_relu_backward(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x. A program owns BLOCK_ROWS rows (batch, channels) and sweeps 3 times over
     their columns (height, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each
@@ -151,7 +153,7 @@ def instance_norm_relu_backward(
                 first, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
             instance_norm_squares_about = mean_of_block(
                 instance_norm_total + tl.where(exists, x, 0.0), in_first, PARTS
             )
@@ -160,7 +162,7 @@ def instance_norm_relu_backward(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
             instance_norm_total += tl.where(exists, x, 0.0)
             instance_norm_squares_terms = x - instance_norm_squares_about
             instance_norm_squares += tl.where(
@@ -193,11 +195,14 @@ def instance_norm_relu_backward(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
             sub_21 = x - instance_norm_total / columns
             mul_36 = sub_21 * instance_norm
             grad_output = load(
-                grad_output_row + offset(column, grad_output_column_strides), is_row, is_column
+                grad_output_row + offset(column, grad_output_column_strides),
+                is_row,
+                is_column,
+                ONCE,
             ).to(COMPUTE)
             where = tl.where(tl.where(mul_36 < 0, 0.0, mul_36) <= 0, 0, grad_output)
             sum_2 += tl.where(exists, where, 0.0)
@@ -217,11 +222,11 @@ def instance_norm_relu_backward(
             block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
-        x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+        x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
         sub_21 = x - instance_norm_total / columns
         mul_36 = sub_21 * instance_norm
         grad_output = load(
-            grad_output_row + offset(column, grad_output_column_strides), is_row, is_column
+            grad_output_row + offset(column, grad_output_column_strides), is_row, is_column, ONCE
         ).to(COMPUTE)
         where = tl.where(tl.where(mul_36 < 0, 0.0, mul_36) <= 0, 0, grad_output)
         grad_x = (where - sum_2 / columns - mul_36 * (sum_1 / columns)) * instance_norm

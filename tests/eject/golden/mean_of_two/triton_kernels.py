@@ -33,7 +33,8 @@ def mean_of_two(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (length) and sweeps once over their
     columns (batch, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
@@ -51,7 +52,7 @@ def mean_of_two(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
             mean += tl.where(exists, x, 0.0)
     else:
         mean = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
@@ -82,7 +83,8 @@ def mean_of_two_backward(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x. A program owns BLOCK_ROWS rows (length) and sweeps twice over their
     columns (batch, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
@@ -101,7 +103,7 @@ def mean_of_two_backward(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
             mean += tl.where(exists, x, 0.0)
     else:
         mean = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)

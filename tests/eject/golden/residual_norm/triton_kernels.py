@@ -43,7 +43,8 @@ def residual_norm(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (batch, length) and sweeps twice over
     their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is
@@ -68,9 +69,9 @@ def residual_norm(
                 first, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
             residual = load(
-                residual_row + offset(column, residual_column_strides), is_row, is_column
+                residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
             ).to(COMPUTE)
             hidden = x + residual
             normed_squares_about = mean_of_block(
@@ -81,9 +82,9 @@ def residual_norm(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
             residual = load(
-                residual_row + offset(column, residual_column_strides), is_row, is_column
+                residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
             ).to(COMPUTE)
             hidden = x + residual
             normed_total += tl.where(exists, hidden, 0.0)
@@ -112,9 +113,9 @@ def residual_norm(
             block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
-        x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+        x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
         residual = load(
-            residual_row + offset(column, residual_column_strides), is_row, is_column
+            residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
         ).to(COMPUTE)
         hidden = x + residual
         normed = hidden - normed_total / columns
@@ -156,7 +157,8 @@ def residual_norm_backward(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x, grad_residual, and the sums over the rows of grad_weight, grad_bias. A
     program owns blocks of BLOCK_ROWS rows (batch, length), one after the other, and sweeps over
@@ -192,9 +194,11 @@ def residual_norm_backward(
                     first, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                 )
                 exists = is_row & is_column
-                x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+                x = load(
+                    x_row + offset(column, x_column_strides), is_row, is_column, ONCE
+                ).to(COMPUTE)
                 residual = load(
-                    residual_row + offset(column, residual_column_strides), is_row, is_column
+                    residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
                 ).to(COMPUTE)
                 hidden = x + residual
                 normed_squares_about = mean_of_block(
@@ -205,9 +209,11 @@ def residual_norm_backward(
                     block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                 )
                 exists = is_row & is_column
-                x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+                x = load(
+                    x_row + offset(column, x_column_strides), is_row, is_column, ONCE
+                ).to(COMPUTE)
                 residual = load(
-                    residual_row + offset(column, residual_column_strides), is_row, is_column
+                    residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
                 ).to(COMPUTE)
                 hidden = x + residual
                 normed_total += tl.where(exists, hidden, 0.0)
@@ -242,12 +248,16 @@ def residual_norm_backward(
                         grad_output_row + offset(column, grad_output_column_strides),
                         is_row,
                         is_column,
+                        ONCE,
                     ).to(COMPUTE)
                     x = load(
-                        x_row + offset(column, x_column_strides), is_row, is_column
+                        x_row + offset(column, x_column_strides), is_row, is_column, ONCE
                     ).to(COMPUTE)
                     residual = load(
-                        residual_row + offset(column, residual_column_strides), is_row, is_column
+                        residual_row + offset(column, residual_column_strides),
+                        is_row,
+                        is_column,
+                        ONCE,
                     ).to(COMPUTE)
                     hidden = x + residual
                     normed = hidden - normed_total / columns
@@ -287,12 +297,16 @@ def residual_norm_backward(
                         grad_output_row + offset(column, grad_output_column_strides),
                         is_row,
                         is_column,
+                        ONCE,
                     ).to(COMPUTE)
                     x = load(
-                        x_row + offset(column, x_column_strides), is_row, is_column
+                        x_row + offset(column, x_column_strides), is_row, is_column, ONCE
                     ).to(COMPUTE)
                     residual = load(
-                        residual_row + offset(column, residual_column_strides), is_row, is_column
+                        residual_row + offset(column, residual_column_strides),
+                        is_row,
+                        is_column,
+                        ONCE,
                     ).to(COMPUTE)
                     hidden = x + residual
                     normed = hidden - normed_total / columns

@@ -32,7 +32,8 @@ def smooth_loss(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (the whole) and sweeps once over their
     columns (length, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
@@ -50,10 +51,13 @@ def smooth_loss(
             )
             exists = is_row & is_column
             prediction = load(
-                prediction_pointer + offset(column, prediction_column_strides), is_row, is_column
+                prediction_pointer + offset(column, prediction_column_strides),
+                is_row,
+                is_column,
+                ONCE,
             ).to(COMPUTE)
             target = load(
-                target_pointer + offset(column, target_column_strides), is_row, is_column
+                target_pointer + offset(column, target_column_strides), is_row, is_column, ONCE
             ).to(COMPUTE)
             huber_loss = tl.abs(prediction - target)
             huber_loss_2 += tl.where(

@@ -33,7 +33,8 @@ def soft_maximum(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (length) and sweeps twice over their
     columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is a
@@ -50,7 +51,7 @@ def soft_maximum(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
             logsumexp = larger(logsumexp, tl.where(exists, x, float('-inf')))
     else:
         logsumexp = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
@@ -67,7 +68,7 @@ def soft_maximum(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
             logsumexp_3 += tl.where(exists, math.exp(x - logsumexp_2, ROUNDED), 0.0)
     else:
         logsumexp_3 = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS, JOINED >= 2)
@@ -99,7 +100,8 @@ def soft_maximum_backward(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute grad_x. A program owns BLOCK_ROWS rows (length) and sweeps 3 times over their
     columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is a
@@ -117,7 +119,7 @@ def soft_maximum_backward(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
             logsumexp = larger(logsumexp, tl.where(exists, x, float('-inf')))
     else:
         logsumexp = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
@@ -134,7 +136,7 @@ def soft_maximum_backward(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
             logsumexp_3 += tl.where(exists, math.exp(x - logsumexp_2, ROUNDED), 0.0)
     else:
         logsumexp_3 = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS, JOINED >= 2)
@@ -151,7 +153,7 @@ def soft_maximum_backward(
             block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
-        x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+        x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
         exp_1 = math.exp(x - (math.log(logsumexp_3, ROUNDED) + logsumexp_2), ROUNDED)
         grad_x = grad_output * exp_1
         tl.store(

@@ -31,7 +31,8 @@ def sum_of_squares(
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute output. A program owns BLOCK_ROWS rows (the whole) and sweeps once over their
     columns (length, width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep
@@ -47,7 +48,9 @@ def sum_of_squares(
                 block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
             )
             exists = is_row & is_column
-            x = load(x_pointer + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
+            x = load(
+                x_pointer + offset(column, x_column_strides), is_row, is_column, ONCE
+            ).to(COMPUTE)
             sum_1 += tl.where(exists, x * x, 0.0)
     else:
         sum_1 = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
