@@ -222,7 +222,10 @@ class Gradient:
     gradient is None, and ``needs`` is False for them. ``unchanged(grad_output, *saved)`` returns
     one flag per gradient, True where the gradient is ``grad_output`` itself; the public function
     then returns ``grad_output`` and asks the implementations only for the other gradients. Only an
-    operator with one output has it.
+    operator with one output has it. ``equal`` has pairs of places among the tensor arguments, as
+    ``((1, 0),)``: where arguments 1 and 0 have one dtype, device, shape and strides, the gradient
+    of 1 is that of 0. The public function then asks for that of 0 alone and returns it for both,
+    as PyTorch's own sum of two tensors does.
     """
 
     save: Callable[..., tuple[Any, ...]]
@@ -232,6 +235,7 @@ class Gradient:
     frozen: Mapping[str, str] = field(default_factory=dict)
     non_differentiable: Sequence[str] = ()
     unchanged: Callable[..., Sequence[bool]] | None = None
+    equal: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,18 @@ class Package:
         return tuple(name for name in self.parameters if name in read)
 
     @property
+    def equal(self) -> tuple[tuple[int, int], ...]:
+        """The places of arguments whose gradients are computed by the same expression, each with
+        that of the first of them, as ``Gradient.equal`` has them."""
+        gradients = self.program.gradients
+        return tuple(
+            (place, gradients.index(node.operands[0]))
+            for place, node in enumerate(gradients)
+            if isinstance(node, Pointwise) and node.function == "same"
+            if node.operands[0] in gradients
+        )
+
+    @property
     def read(self) -> tuple[str, ...]:
         """The arguments of which the forward reads elements, not the sizes alone; all, if none."""
         held = [operand.node for plan in self.forward for operand in plan.loads if operand.node]

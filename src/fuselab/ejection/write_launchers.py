@@ -131,6 +131,8 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
     held.expect([one for node in nodes for one in behind_calls(node)])
     pairs = zip(package.program.gradients, package.parameters, strict=True)
     gradients = {node: name for node, name in reversed(list(pairs)) if name in given}
+    # A gradient that nobody needs is written where the one that it equals is.
+    equal = {package.program.gradients[place]: (place, other) for place, other in package.equal}
     calls = _Calls(package, held, plans)
     names = {one.node: one.kept.name for one in package.residuals}
     between = package.held(plans)
@@ -160,6 +162,11 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
             if not is_output or len(package.output_names) == 1:  # else they are allocated together
                 like = gradients.get(node)
                 made = _allocation(package, node, like, given, is_output)
+                if node in equal:
+                    place, other = equal[node]
+                    first = package.program.gradients[other]
+                    if first in held.texts:
+                        made += f" if needs[{place}] else {held.texts[first]}"
                 lines.append(f"{name} = {made}")
             if is_whole:
                 lines += held.allocated(held.wholes[operand.node], name)

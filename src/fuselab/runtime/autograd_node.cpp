@@ -60,10 +60,12 @@ struct Output {
 
 // The arguments of a backward besides tensors. The references are borrowed.
 struct Formula {
-  PyObject* rule;   // name, lookup, id of the backward, implementation, function without a plan
+  // name, lookup, id of the backward, implementation, function without a plan, Gradient.equal
+  PyObject* rule;
   PyObject* plain;  // a tuple of the saved values, None at `places`, where tensors go
   std::vector<Py_ssize_t> places;
   std::vector<Output> outputs;  // none where there is one, which has a gradient
+  std::vector<std::pair<std::size_t, std::size_t>> equal;  // the first's gradient is the second's
 
   // Returns the gradients that are needed, and none for the others. `grads` are those of the
   // outputs that have one. Called under the GIL.
@@ -72,9 +74,13 @@ struct Formula {
     const Py_ssize_t wanted = static_cast<Py_ssize_t>(needed.size());
     // If all inputs that require a gradient are views made under no_grad, none has an edge.
     if (std::ranges::none_of(needed, std::identity())) return variable_list(wanted);
+    std::vector<bool> asked = needed;
+    for (auto [place, other] : equal) {
+      if (needed[other]) asked[place] = false;
+    }
     Object needs(PyTuple_New(wanted));
     for (Py_ssize_t place = 0; place < wanted; ++place) {
-      PyTuple_SET_ITEM(needs.get(), place, PyBool_FromLong(needed[place]));
+      PyTuple_SET_ITEM(needs.get(), place, PyBool_FromLong(asked[place]));
     }
     const Py_ssize_t count = PyTuple_GET_SIZE(plain);
     Object arguments(PyTuple_New(2 + count));
@@ -95,7 +101,10 @@ struct Formula {
     variable_list result(wanted);
     for (Py_ssize_t place = 0; place < wanted; ++place) {
       PyObject* value = PyTuple_GET_ITEM(found.get(), place);
-      if (needed[place] && THPVariable_Check(value)) result[place] = THPVariable_Unpack(value);
+      if (asked[place] && THPVariable_Check(value)) result[place] = THPVariable_Unpack(value);
+    }
+    for (auto [place, other] : equal) {
+      if (needed[place] && needed[other]) result[place] = result[other];
     }
     return result;
   }
@@ -134,7 +143,7 @@ struct Formula {
 class PlannedBackward : public Node {
  public:
   PlannedBackward(PyObject* rule, torch::autograd::edge_list&& edges)
-      : Node(std::move(edges)), formula_{Py_NewRef(rule), nullptr, {}, {}} {}
+      : Node(std::move(edges)), formula_{Py_NewRef(rule), nullptr, {}, {}, {}} {}
 
   ~PlannedBackward() override {
     if (Py_IsInitialized() == 0) return;  // the process is ending
@@ -147,6 +156,27 @@ class PlannedBackward : public Node {
   void note(const at::Tensor& output) {
     formula_.outputs.push_back(
         {output.sizes().vec(), output.options(), output.is_floating_point()});
+  }
+
+  // Notes which of the rule's pairs of equal gradients hold for these inputs.
+  void pair(PyObject* inputs) {
+    PyObject* pairs = PyTuple_GET_ITEM(formula_.rule, 5);
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(pairs); ++index) {
+      std::size_t places[2];
+      const at::Tensor* tensors[2];
+      for (int side = 0; side < 2; ++side) {
+        PyObject* place = PyTuple_GET_ITEM(PyTuple_GET_ITEM(pairs, index), side);
+        places[side] = PyLong_AsSize_t(place);
+        PyObject* input = PyList_GET_ITEM(inputs, static_cast<Py_ssize_t>(places[side]));
+        tensors[side] = THPVariable_Check(input) ? &THPVariable_Unpack(input) : nullptr;
+      }
+      if (tensors[0] == nullptr || tensors[1] == nullptr) continue;
+      const at::Tensor &one = *tensors[0], &other = *tensors[1];
+      if (one.scalar_type() == other.scalar_type() && one.device() == other.device() &&
+          one.sizes() == other.sizes() && one.strides() == other.strides()) {
+        formula_.equal.emplace_back(places[0], places[1]);
+      }
+    }
   }
 
   // Saves the backward's arguments: tensors become saved variables, the others stay in the tuple.
@@ -185,6 +215,10 @@ class PlannedBackward : public Node {
       args.collect(std::string(PyUnicode_AsUTF8(text.get())));
     }
     for (Py_ssize_t place : formula_.places) args.collect(static_cast<int64_t>(place));
+    for (auto [place, other] : formula_.equal) {
+      args.collect(static_cast<int64_t>(place));
+      args.collect(static_cast<int64_t>(other));
+    }
     for (std::size_t place = 0; place < num_outputs(); ++place) {
       args.collect(task_should_compute_output(place));
     }
@@ -295,6 +329,7 @@ PyObject* attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (outputs.size() > 1) planned.note(output);
     if (output.is_floating_point()) torch::autograd::create_gradient_edge(output, node);
   }
+  planned.pair(args[1]);
   // Saved after the edges are set: a saved output must not own its node.
   planned.save(args[2], outputs);
   Py_RETURN_NONE;

@@ -127,6 +127,7 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
             assert gradient is not None
             saved = gradient.save(output, *nested(flat, ctx.lengths))
             values, ctx.saved_lengths = flat_of(saved, registration.saved_sequences)
+            ctx.equal = _equal_gradients(registration, flat)
             _save(ctx, values)
             if registration.returned_count > 1:
                 outputs = output[: registration.output_count]
@@ -151,10 +152,16 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
             # Behind the outputs' upstream gradients are those of the residuals, which have none.
             count = registration.output_count
             grad = upstream[0] if count == 1 else upstream[:count]
+            asked = list(needs)
+            for place, other in ctx.equal:
+                asked[place] = needs[place] and not needs[other]
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                grads = differentiable_backward(ctx.implementation, needs, grad, saved)
+                grads = differentiable_backward(ctx.implementation, asked, grad, saved)
             else:
-                grads = raw_backward(ctx.implementation, needs, grad, saved)
+                grads = raw_backward(ctx.implementation, asked, grad, saved)
+            grads = list(grads)
+            for place, other in ctx.equal:
+                grads[place] = grads[other] if needs[other] else grads[place]
             result: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
             for place, need, value in zip(places, needs, grads, strict=True):
                 result[place] = value if need else None
@@ -177,6 +184,33 @@ def _flat_places(registration: Registration, lengths: tuple[int | None, ...] | N
             found.extend(range(begin, begin + count))
         begin += count
     return found
+
+
+def _equal_gradients(
+    registration: Registration, flat: Sequence[Any]
+) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of ``Gradient.equal`` that hold for these arguments; none where a transform
+    or a compiler sees the tensors, which may then have no strides, or one tensor too few."""
+    gradient = registration.op.gradient
+    assert gradient is not None
+    if (
+        not gradient.equal
+        or torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+    ):
+        return ()
+    tensors = [flat[place] for place in registration.tensor_positions]
+    return tuple(pair for pair in gradient.equal if _are_alike(*(tensors[at] for at in pair)))
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Return whether two arguments are tensors of one dtype, device, shape and strides."""
+    are_tensors = isinstance(one, Tensor) and isinstance(other, Tensor)
+    return (
+        are_tensors
+        and all(getattr(one, name) == getattr(other, name) for name in ("dtype", "device", "shape"))
+        and one.stride() == other.stride()
+    )
 
 
 class _Saved:

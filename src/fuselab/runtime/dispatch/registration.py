@@ -130,7 +130,8 @@ class Registration:
         if rule is None:
             name = self.function.__name__
             step = (launch_plans.lookup, self.backward_id, implementation, self.function.past_plan)
-            rule = self.rules[implementation] = (name, *step)
+            equal = tuple(self.op.gradient.equal)  # type: ignore[union-attr]
+            rule = self.rules[implementation] = (name, *step, equal)
         outputs = output[: self.output_count] if self.returned_count > 1 else (output,)
         tensors = [args[place] for place in self.tensor_positions]
         attach(outputs, tensors, saved, rule)

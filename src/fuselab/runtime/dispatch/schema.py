@@ -91,6 +91,13 @@ def schema_of(op: FusedOp) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
             f"{op.name}: Gradient.unchanged compares with one upstream gradient, and the operator "
             f"has {op.output_count} outputs; leave it out."
         )
+    first = {other for _, other in op.gradient.equal}
+    for place, other in op.gradient.equal:
+        if place in first or not {place, other} <= {*range(len(op.tensor_parameters))}:
+            raise ContractError(
+                f"{op.name}: Gradient.equal has the pair {(place, other)}; both are places among "
+                f"its {len(op.tensor_parameters)} tensors, the second in no pair the first."
+            )
     return forward, backward
 
 

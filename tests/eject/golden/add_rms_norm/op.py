@@ -59,7 +59,7 @@ def _backward_summing(
     grad_hidden, grad_normed = grad_output
     compute = arithmetic_dtype(grad_hidden, grad_normed, x, residual, weight)
     grad_x = torch.empty_like(x)
-    grad_residual = torch.empty_like(residual)
+    grad_residual = torch.empty_like(residual) if needs[1] else grad_x
     grad_weight = torch.empty_like(weight)
     swept = Sweep(
         rows={"batch": batch, "length": length},
@@ -100,7 +100,7 @@ def _backward(
     compute = arithmetic_dtype(grad_hidden, grad_normed, x, residual, weight)
     mean = torch.empty((batch, length, 1), dtype=compute, device=grad_hidden.device)
     grad_x = torch.empty_like(x)
-    grad_residual = torch.empty_like(residual)
+    grad_residual = torch.empty_like(residual) if needs[1] else grad_x
     swept = Sweep(
         rows={"batch": batch, "length": length},
         columns={"width": width},
@@ -249,7 +249,12 @@ OP = FusedOp(
             "cpu", forward_cpp, backward_cpp, supports=supports
         ),
     },
-    gradient=Gradient(save, gradient, fake_gradient),
+    gradient=Gradient(
+        save,
+        gradient,
+        fake_gradient,
+        equal=((1, 0),),
+    ),
     cases=(_EXAMPLE,),
     cpu_cases=(
         _EXAMPLE,

@@ -59,7 +59,7 @@ def _backward_summing(
     width = x.shape[2]
     compute = arithmetic_dtype(grad_output, x, residual, weight, bias)
     grad_x = torch.empty_like(x)
-    grad_residual = torch.empty_like(residual)
+    grad_residual = torch.empty_like(residual) if needs[1] else grad_x
     grad_weight = torch.empty_like(weight)
     grad_bias = torch.empty_like(bias)
     swept = Sweep(
@@ -104,7 +104,7 @@ def _backward(
     normed_total = torch.empty((batch, length, 1), dtype=compute, device=grad_output.device)
     normed_squares = torch.empty((batch, length, 1), dtype=compute, device=grad_output.device)
     grad_x = torch.empty_like(x)
-    grad_residual = torch.empty_like(residual)
+    grad_residual = torch.empty_like(residual) if needs[1] else grad_x
     swept = Sweep(
         rows={"batch": batch, "length": length},
         columns={"width": width},
@@ -264,7 +264,12 @@ OP = FusedOp(
             "cpu", forward_cpp, backward_cpp, supports=supports
         ),
     },
-    gradient=Gradient(save, gradient, fake_gradient),
+    gradient=Gradient(
+        save,
+        gradient,
+        fake_gradient,
+        equal=((1, 0),),
+    ),
     cases=(_EXAMPLE,),
     cpu_cases=(
         _EXAMPLE,
