@@ -29,7 +29,7 @@ def silu_of_groups(x, weight, bias):
 
 
 def weights_of(scores):
-    return torch.softmax(scores * 0.5, -1)
+    return torch.softmax(scores * 0.5, -1).square()
 
 
 def distance(student, teacher):

@@ -23,7 +23,7 @@ from fuselab.ejection.kernels import Kernel, in_order, schedule, without_floors
 from fuselab.ejection.loops import Call, Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
 from fuselab.ejection.plan import KernelPlan, Namer, Sizes, kernel_name, planned
-from fuselab.ejection.residuals import Residual, with_residuals
+from fuselab.ejection.residuals import Residual, with_outputs, with_residuals
 from fuselab.ejection.returned import Returned
 from fuselab.ejection.roundings import coarsest_rounding
 from fuselab.ejection.row_sums import SummingKernel, with_row_sums
@@ -57,6 +57,8 @@ class Package:
     output_names: tuple[str, ...]
     frozen: frozenset[str]  # arguments that get no gradient
     residuals: tuple[Residual, ...]  # what the forward keeps for the backward
+    # The outputs that the backward reads, with their places among all.
+    read_outputs: tuple[tuple[int, Input], ...] = ()
 
     @property
     def name(self) -> str:
@@ -156,7 +158,7 @@ class Package:
     @property
     def given_back(self) -> tuple[str, ...]:
         """The names of all that the backward gets beside the upstream gradient."""
-        return (*self.saved, *self.kept)
+        return (*self.saved, *(one.name for _, one in self.read_outputs), *self.kept)
 
     @property
     def non_differentiable(self) -> tuple[str, ...]:
@@ -287,7 +289,9 @@ def planned_package(
     program = each_of_its_own(lower(captured, upstream), output_names, captured)
     names: dict[Node, str] = dict(zip(program.outputs, output_names, strict=True))
     residuals: tuple[Residual, ...] = ()
+    read_outputs: tuple[tuple[int, Input], ...] = ()
     if keeps_residuals:
+        program, read_outputs = with_outputs(program, captured, output_names)
         program, residuals = with_residuals(program, captured, [*taken, *upstream, *output_names])
     names |= {one.node: one.kept.name for one in residuals}
     results = [*program.outputs, *(one.node for one in residuals)]
@@ -321,6 +325,7 @@ def planned_package(
         output_names,
         frozenset({*frozen, *captured.written, *_without_gradient(formulas, inference)}),
         residuals,
+        read_outputs,
     )
     if package.backward and (both := {*package.saved} & {*captured.written}):
         raise EjectError(

@@ -1,8 +1,11 @@
-"""Choose what a forward keeps for its backward: the small results of its reductions.
+"""Choose what a backward reads beside arguments: outputs, and small results of reductions.
 
 The backward of a normalisation reads the mean of every row. Computed again, it takes a pass over
 the rows, in which the forward has been already; kept, it takes an element for each row. What is
-chosen here is as large as a row is short, so that keeping it moves next to no bytes.
+kept is as large as a row is short, so that keeping it moves next to no bytes.
+
+An output is stored anyway. A backward reads it where that takes the place of reading more, as of
+the terms of a sum, or of reducing rows again, as a softmax does.
 """
 
 from __future__ import annotations
@@ -47,6 +50,54 @@ class Residual:
     node: Node
     kept: Input
     formula: fx.Node
+
+
+def with_outputs(
+    program: Program, captured: Captured, names: Sequence[str]
+) -> tuple[Program, tuple[tuple[int, Input], ...]]:
+    """Return the program with gradients that read outputs, and these with their places among the
+    outputs; ``names`` are those of the outputs.
+
+    An output of fewer bits than an argument is not read, because the values that went into it were
+    not rounded to its dtype.
+    """
+    widest = max(
+        (
+            argument.tensor.dtype.itemsize
+            for argument in captured.arguments
+            if argument.tensor.is_floating_point()
+        ),
+        default=0,
+    )
+    behind = {one for node in program.gradients if node is not None for one in ancestors(node)}
+    places = [
+        place
+        for place, (node, output) in enumerate(zip(program.outputs, captured.outputs, strict=True))
+        if node in behind and _computed(node) is node and not captured.written
+        if output.meta["val"].dtype.itemsize >= widest
+    ]
+    found: list[tuple[int, Input]] = []
+    for place in sorted(places, key=lambda one: -len({*ancestors(program.outputs[one])})):
+        node = program.outputs[place]
+        read = Input(names[place], node.sizes, node.kind)
+        new = _Substitution({node: read})
+        changed = tuple(None if one is None else new.of(one) for one in program.gradients)
+        reading = replace(program, gradients=changed)
+        if _work_of(reading, captured) < _work_of(program, captured):
+            program = reading
+            found.append((place, read))
+    return program, tuple(sorted(found, key=lambda one: one[0]))
+
+
+def _work_of(program: Program, captured: Captured) -> tuple[int, int]:
+    """Return how many elements the kernels of a backward read, and how many values they reduce,
+    where the forward keeps what is worth it."""
+    kept, _ = with_residuals(program, captured, ())
+    nodes = [node for node in kept.gradients if node is not None]
+    kernels = schedule(nodes, captured.hints)
+    read = sum(numel(load.tensor, captured.hints) for one in kernels for load in one.loads())
+    reduced = {one for node in nodes for one in ancestors(node) if isinstance(one, Reduction)}
+    return read, len(reduced)
 
 
 def with_residuals(

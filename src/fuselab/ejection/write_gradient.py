@@ -39,10 +39,11 @@ def gradient_text(package: Package) -> str:
     given = ", ".join(f"{name}: Tensor" for name in package.given_back)
     parameters = f"needs: Sequence[bool], grad_output: {upstream_type(package)}, {given}"
     again = ""
-    if package.kept:
-        kept = ", ".join(f"``{name}``" for name in package.kept)
+    held = package.given_back[len(package.saved) :]
+    if held:
+        kept = ", ".join(f"``{name}``" for name in held)
         again = (
-            f"\n\n    What the forward has kept ({kept}) is computed again, such that second "
+            f"\n\n    What the forward has computed ({kept}) is computed again, such that second "
             "derivatives\n    flow through it.\n    "
         )
     upstream = [name for name in package.upstream_names if name is not None]

@@ -48,7 +48,9 @@ def launcher_parts(package: Package, languages: Sequence[str]) -> list[str]:
     ]
     if has_gradient:
         outputs = len(package.output_names)
-        saved = [*package.saved, *([f"*output[{outputs}:]"] if package.kept else [])]
+        is_one = outputs == 1 and not package.kept
+        read = ["output" if is_one else f"output[{place}]" for place, _ in package.read_outputs]
+        saved = [*package.saved, *read, *([f"*output[{outputs}:]"] if package.kept else [])]
         parts.append(
             f"def save(output: {outputs_type(outputs + len(package.kept))}, "
             f"{annotated(package.parameters)}) -> tuple[Tensor, ...]:\n"
@@ -124,6 +126,8 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
     lines: list[str] = []
     inputs = [*package.program.inputs, *package.program.upstream]
     inputs += [one.kept for one in package.residuals]
+    if plans is not package.forward:
+        inputs += [one for _, one in package.read_outputs]
     held = Held(package.sizes, {one: one.name for one in inputs})
     held.expect(package.program.results)
     nodes = [one.node for plan in plans for one in plan.loads if one.node]

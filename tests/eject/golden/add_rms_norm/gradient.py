@@ -18,8 +18,13 @@ def gradient(
     x: Tensor,
     residual: Tensor,
     weight: Tensor,
+    hidden: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradient of each argument, computed in float32 for 16-bit tensors."""
+    """Return the gradient of each argument, computed in float32 for 16-bit tensors.
+
+    What the forward has computed (``hidden``) is computed again, such that second derivatives
+    flow through it.
+    """
     grad_hidden, grad_normed = grad_output
     arithmetic = arithmetic_dtype(grad_hidden, grad_normed)
     dtypes = [tensor.dtype for tensor in (x, residual, weight)]

@@ -52,6 +52,7 @@ def _backward_summing(
     x: Tensor,
     residual: Tensor,
     weight: Tensor,
+    hidden: Tensor,
 ) -> tuple[Tensor | None, ...]:
     batch = x.shape[0]
     length = x.shape[1]
@@ -68,8 +69,7 @@ def _backward_summing(
             (grad_hidden, "batch length width"),
             (grad_normed, "batch length width"),
             (weight, "width"),
-            (x, "batch length width"),
-            (residual, "batch length width"),
+            (hidden, "batch length width"),
         ],
         written=[
             (grad_x, "batch length width"),
@@ -92,6 +92,7 @@ def _backward(
     x: Tensor,
     residual: Tensor,
     weight: Tensor,
+    hidden: Tensor,
 ) -> tuple[Tensor | None, ...]:
     batch = x.shape[0]
     length = x.shape[1]
@@ -105,8 +106,7 @@ def _backward(
         rows={"batch": batch, "length": length},
         columns={"width": width},
         read=[
-            (x, "batch length width"),
-            (residual, "batch length width"),
+            (hidden, "batch length width"),
             (grad_hidden, "batch length width"),
             (grad_normed, "batch length width"),
             (weight, "width"),
@@ -124,8 +124,7 @@ def _backward(
         columns={"batch": batch, "length": length},
         read=[
             (grad_normed, "batch length width"),
-            (x, "batch length width"),
-            (residual, "batch length width"),
+            (hidden, "batch length width"),
             (mean, "batch length 1"),
         ],
         written=[
@@ -171,8 +170,8 @@ _CUDA = CudaSweeps(
 CUDA_EXPRESSIONS = _CUDA.examples(
     {
         "add_rms_norm": "float float float float float",
-        "add_rms_norm_backward": "float float float float float float float float",
-        "add_rms_norm_backward_grad_weight": "float float float float float",
+        "add_rms_norm_backward": "float float float float float float float",
+        "add_rms_norm_backward_grad_weight": "float float float float",
     }
 )
 forward_cuda = partial(_forward, _CUDA)
@@ -185,7 +184,7 @@ backward_cpp = partial(_backward_summing, _CPP)
 def save(
     output: tuple[Tensor, Tensor], x: Tensor, residual: Tensor, weight: Tensor
 ) -> tuple[Tensor, ...]:
-    return (x, residual, weight)
+    return (x, residual, weight, output[0])
 
 
 def fake_gradient(
@@ -194,6 +193,7 @@ def fake_gradient(
     x: Tensor,
     residual: Tensor,
     weight: Tensor,
+    hidden: Tensor,
 ) -> tuple[Tensor | None, ...]:
     return (
         torch.empty_like(x) if needs[0] else None,

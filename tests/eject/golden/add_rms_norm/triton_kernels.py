@@ -105,7 +105,7 @@ def add_rms_norm(
 @triton.jit
 def add_rms_norm_backward(
     # read
-    grad_hidden_pointer, grad_normed_pointer, weight_pointer, x_pointer, residual_pointer,
+    grad_hidden_pointer, grad_normed_pointer, weight_pointer, hidden_pointer,
     # written
     grad_x_pointer, grad_residual_pointer,
     # what programs leave for add_rms_norm_backward_sums to add up
@@ -116,9 +116,9 @@ def add_rms_norm_backward(
     # of each tensor in them
     row_sizes, row_divisors, column_sizes, column_divisors,
     grad_hidden_row_strides, grad_hidden_column_strides, grad_normed_row_strides,
-    grad_normed_column_strides, weight_column_strides, x_row_strides, x_column_strides,
-    residual_row_strides, residual_column_strides, grad_x_row_strides, grad_x_column_strides,
-    grad_residual_row_strides, grad_residual_column_strides,
+    grad_normed_column_strides, weight_column_strides, hidden_row_strides,
+    hidden_column_strides, grad_x_row_strides, grad_x_column_strides, grad_residual_row_strides,
+    grad_residual_column_strides,
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
@@ -142,8 +142,7 @@ def add_rms_norm_backward(
             )
         grad_hidden_row = grad_hidden_pointer + offset(row, grad_hidden_row_strides)
         grad_normed_row = grad_normed_pointer + offset(row, grad_normed_row_strides)
-        x_row = x_pointer + offset(row, x_row_strides)
-        residual_row = residual_pointer + offset(row, residual_row_strides)
+        hidden_row = hidden_pointer + offset(row, hidden_row_strides)
         grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
         grad_residual_row = grad_residual_pointer + offset(row, grad_residual_row_strides)
 
@@ -155,13 +154,9 @@ def add_rms_norm_backward(
                     block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
                 )
                 exists = is_row & is_column
-                x = load(
-                    x_row + offset(column, x_column_strides), is_row, is_column, ONCE
+                hidden = load(
+                    hidden_row + offset(column, hidden_column_strides), is_row, is_column, ONCE
                 ).to(COMPUTE)
-                residual = load(
-                    residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
-                ).to(COMPUTE)
-                hidden = x + residual
                 grad_normed = load(
                     grad_normed_row + offset(column, grad_normed_column_strides),
                     is_row,
@@ -205,13 +200,9 @@ def add_rms_norm_backward(
                     weight_pointer + offset(column, weight_column_strides), is_row, is_column
                 ).to(COMPUTE)
                 mul_25 = grad_normed * weight
-                x = load(
-                    x_row + offset(column, x_column_strides), is_row, is_column, ONCE
+                hidden = load(
+                    hidden_row + offset(column, hidden_column_strides), is_row, is_column, ONCE
                 ).to(COMPUTE)
-                residual = load(
-                    residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
-                ).to(COMPUTE)
-                hidden = x + residual
                 mul_31 = sum_2 * (-0.5) * (scale * scale * scale) / columns * (hidden * 2.0)
                 grad_x = grad_hidden + mul_25 * scale + mul_31
                 tl.store(

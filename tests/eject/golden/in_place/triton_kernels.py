@@ -48,7 +48,7 @@ def in_place(
 @triton.jit
 def in_place_backward(
     # read
-    x_pointer, bias_pointer, grad_output_pointer,
+    output_pointer, grad_output_pointer,
     # written
     grad_x_pointer,
     # what programs leave for in_place_backward_sums to add up
@@ -56,7 +56,7 @@ def in_place_backward(
     # the sizes of the loops, outermost first, what divides by them, and the strides
     # of each tensor in them
     row_sizes, row_divisors, column_sizes, column_divisors,
-    x_row_strides, x_column_strides, bias_column_strides, grad_output_row_strides,
+    output_row_strides, output_column_strides, grad_output_row_strides,
     grad_output_column_strides, grad_x_row_strides, grad_x_column_strides,
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
@@ -67,24 +67,21 @@ def in_place_backward(
     column, is_column = block_of_columns(
         tl.program_id(1), column_sizes, column_divisors, BLOCK_COLUMNS, False, WIDE
     )
-    bias = load(
-        bias_pointer + offset(column, bias_column_strides), is_column, is_column
-    ).to(COMPUTE)
     grad_bias_sum = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
     first_turn, end_turn = share_of_rows(row_sizes, BLOCK_ROWS, NESTED_ROWS)
     for turn in range(first_turn, end_turn):
         row, is_row = turn_of_rows(turn, row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
         exists = is_row & is_column
-        x_row = x_pointer + offset(row, x_row_strides)
+        output_row = output_pointer + offset(row, output_row_strides)
         grad_output_row = grad_output_pointer + offset(row, grad_output_row_strides)
         grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
-        x = load(x_row + offset(column, x_column_strides), is_row, is_column).to(COMPUTE)
-        y = x + bias
+        output = load(
+            output_row + offset(column, output_column_strides), is_row, is_column
+        ).to(COMPUTE)
         grad_output = load(
             grad_output_row + offset(column, grad_output_column_strides), is_row, is_column
         ).to(COMPUTE)
-        add = y * 2 + 1
-        grad_x = tl.where(tl.where(add < 0, 0.0, add) <= 0, 0, grad_output) * 2
+        grad_x = tl.where(output <= 0, 0, grad_output) * 2
         tl.store(
             grad_x_row + offset(column, grad_x_column_strides),
             grad_x.to(grad_x_pointer.dtype.element_ty),

@@ -38,32 +38,32 @@ void row_statistics(const X* x_data, const Weight* weight_data, Mean* mean_data,
 
 // Computes grad_x, grad_weight. Sums grad_weight over the rows. A thread owns rows (length) and
 // sweeps twice over their columns (width).
-template <Lane lane, class Real, class GradCentred, class Weight, class X, class GradX,
+template <Lane lane, class Real, class GradCentred, class Weight, class X, class Mean, class GradX,
           class GradWeight>
 void row_statistics_backward(const GradCentred* grad_centred_data, const Weight* weight_data,
-                             const X* x_data, GradX* grad_x_data, GradWeight* grad_weight_data,
-                             Loops<5> loops) {
+                             const X* x_data, const Mean* mean_data, GradX* grad_x_data,
+                             GradWeight* grad_weight_data, Loops<6> loops) {
   const int64_t columns = loops.columns;
-  const auto [grad_centred_array, weight_array, x_array, grad_x_array, grad_weight_array] =
-      arrays(grad_centred_data, weight_data, x_data, grad_x_data, grad_weight_data);
+  const auto [grad_centred_array, weight_array, x_array, mean_array, grad_x_array,
+              grad_weight_array] =
+      arrays(grad_centred_data, weight_data, x_data, mean_data, grad_x_data, grad_weight_data);
   sweep_and_sum<Real, lane>(loops, std::tuple{grad_weight_array},
                             [&](const auto& rows, auto grad_weight_sum) {
-    const auto [sum_3, mean] = rows.reduce([=](auto at) {
+    const auto sum_3 = rows.reduce([=](auto at) {
       const auto grad_centred = at(grad_centred_array);
       const auto weight = at(weight_array);
       const auto mul_12 = math::rounded(grad_centred * weight);
-      const auto x = at(x_array);
-      return std::tuple{Sum{-mul_12}, Sum{x}};
+      return Sum{-mul_12};
     });
     const auto div = rows.value([=](auto at) { return at(sum_3) / Real(columns); });
-    const auto mean_2 = rows.value([=](auto at) { return at(mean) / Real(columns); });
+    const auto mean = rows.load(mean_array);
     rows.each([=](auto at) {
       const auto grad_centred = at(grad_centred_array);
       const auto weight = at(weight_array);
       const auto mul_12 = math::rounded(grad_centred * weight);
       const auto x = at(x_array);
       at.store(grad_x_array, mul_12 + at(div));
-      at.add(grad_weight_sum, grad_centred * (x - at(mean_2)));
+      at.add(grad_weight_sum, grad_centred * (x - at(mean)));
     });
   });
 }

@@ -68,48 +68,36 @@ __global__ void __launch_bounds__(Tile::threads) row_statistics_kernel(
   }
 }
 
-// Computes grad_x, mean_2. Rows: length; columns: width. Rows that do not fit in registers are read
-// twice.
-template <class Tile, class Real, class GradCentred, class Weight, class X, class GradX, class
-          Mean2>
+// Computes grad_x. Rows: length; columns: width. Rows that do not fit in registers are read twice.
+template <class Tile, class Real, class GradCentred, class Weight, class GradX>
 __global__ void __launch_bounds__(Tile::threads) row_statistics_backward_kernel(
     const typename GradCentred::type* __restrict__ grad_centred_pointer,
     const typename Weight::type* __restrict__ weight_pointer,
-    const typename X::type* __restrict__ x_pointer,
     typename GradX::type* __restrict__ grad_x_pointer,
-    typename Mean2::type* __restrict__ mean_2_pointer,
-    const __grid_constant__ Loops<5> loops) {
+    const __grid_constant__ Loops<3> loops) {
   const Tile tile(loops.sizes);
   const int64_t columns = loops.sizes.columns;
   const Kept<GradCentred, Tile> grad_centred_tile(tile, grad_centred_pointer, loops.strides[0]);
   const Loaded<Weight, Tile> weight_tile(tile, weight_pointer, loops.strides[1]);
-  const Kept<X, Tile> x_tile(tile, x_pointer, loops.strides[2]);
   Reduction<0, Sum, Real, Tile> sum_3;
-  Reduction<1, Sum, Real, Tile> mean;
 #pragma unroll Tile::unrolled
   for (int k = 0; k < tile.packs(); ++k) {
     const auto pack = tile.pack(k);
     const auto grad_centred_pack = grad_centred_tile.at(pack);
     const auto weight_pack = weight_tile.at(pack);
-    const auto x_pack = x_tile.at(pack);
 #pragma unroll
     for (int i = 0; i < Tile::width; ++i) {
       const Real grad_centred = widened<Real>(grad_centred_pack.element[i]);
       const Real weight = widened<Real>(weight_pack.element[i]);
       const Real mul_12 = grad_centred * weight;
-      const Real x = widened<Real>(x_pack.element[i]);
-      if (pack.has(i)) {
-        sum_3.add(i, -mul_12);
-        mean.add(i, x);
-      }
+      if (pack.has(i)) sum_3.add(i, -mul_12);
     }
   }
-  reduce(tile, sum_3, mean);
+  reduce(tile, sum_3);
   Real div_of_row[Tile::rows];
 #pragma unroll
   for (int r = 0; r < Tile::rows; ++r) {
     div_of_row[r] = sum_3[r] / columns;
-    if (tile.owns_row(r)) assign(mean_2_pointer[tile.row_offset(loops.strides[4], r)], mean[r]);
   }
 #pragma unroll Tile::unrolled
   for (int k = 0; k < tile.packs(); ++k) {
@@ -126,39 +114,37 @@ __global__ void __launch_bounds__(Tile::threads) row_statistics_backward_kernel(
       const Real grad_x = mul_12 + div_of_row[r];
       assign(grad_x_pack.element[i], grad_x);
     }
-    store_at<GradX>(grad_x_pointer, loops.strides[3], pack, grad_x_pack);
+    store_at<GradX>(grad_x_pointer, loops.strides[2], pack, grad_x_pack);
   }
 }
 
 // Computes grad_weight. Rows: width; columns: length. Every element is read once. Few rows are
 // split over several blocks.
-template <class Tile, class Real, class GradCentred, class X, class Mean2, class GradWeight>
+template <class Tile, class Real, class GradCentred, class X, class Mean, class GradWeight>
 __global__ void __launch_bounds__(Tile::threads) row_statistics_backward_grad_weight_kernel(
     const typename GradCentred::type* __restrict__ grad_centred_pointer,
     const typename X::type* __restrict__ x_pointer,
-    const typename Mean2::type* __restrict__ mean_2_pointer,
+    const typename Mean::type* __restrict__ mean_pointer,
     typename GradWeight::type* __restrict__ grad_weight_pointer,
     int64_t* partials,
     int parts,
-    int64_t width_count,
     const __grid_constant__ Loops<4> loops) {
   const Tile tile(loops.sizes);
   const Kept<GradCentred, Tile> grad_centred_tile(tile, grad_centred_pointer, loops.strides[0]);
   const Kept<X, Tile> x_tile(tile, x_pointer, loops.strides[1]);
-  const Loaded<Mean2, Tile> mean_2_tile(tile, mean_2_pointer, loops.strides[2]);
+  const Loaded<Mean, Tile> mean_tile(tile, mean_pointer, loops.strides[2]);
   Reduction<0, Sum, Real, Tile> sum_2;
 #pragma unroll Tile::unrolled
   for (int k = 0; k < tile.packs(); ++k) {
     const auto pack = tile.pack(k);
     const auto grad_centred_pack = grad_centred_tile.at(pack);
     const auto x_pack = x_tile.at(pack);
-    const auto mean_2_pack = mean_2_tile.at(pack);
+    const auto mean_pack = mean_tile.at(pack);
 #pragma unroll
     for (int i = 0; i < Tile::width; ++i) {
       const Real grad_centred = widened<Real>(grad_centred_pack.element[i]);
       const Real x = widened<Real>(x_pack.element[i]);
-      const Real mean_2 = widened<Real>(mean_2_pack.element[i]);
-      const Real mean = mean_2 / width_count;
+      const Real mean = widened<Real>(mean_pack.element[i]);
       if (pack.has(i)) sum_2.add(i, grad_centred * (x - mean));
     }
   }
