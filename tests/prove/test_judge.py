@@ -52,9 +52,17 @@ ANSWERS = {
     "two": "return torch.softmax(y, 1), y",
     "writes_input": "x.mul_(2); return torch.softmax(y, 1)",
     "buffer": "return self.kept.setdefault(0, torch.empty_like(y)).copy_(torch.softmax(y, 1))",
+    "ring": """
+        self.kept.setdefault(0, [torch.empty_like(y) for _ in range(4)])
+        self.kept[0].append(self.kept[0].pop(0))
+        return self.kept[0][0].copy_(torch.softmax(y, 1))""",
     "drifts": "self.linear.weight.data.mul_(1.0000002); return torch.softmax(y, 1)",
     "temporary": "__import__('tempfile').TemporaryFile().close(); return torch.softmax(y, 1)",
     "cached": "return self.kept.setdefault(float(x[0, 0]), torch.softmax(y, 1))",
+    "cached_tensor": """
+        if self.kept.get("of") is not x:
+            self.kept.update(of=x, result=torch.softmax(y, 1))
+        return self.kept["result"].clone()""",
     "exits": "import os; os._exit(0)",
     "hungry": "torch.empty(1 << 33, dtype=torch.uint8); return torch.softmax(y, 1)",
     "prints": "print('right'); return torch.softmax(y, 1)",
@@ -66,10 +74,11 @@ SAID = {
     "zeros": (WRONG, "set 1 of the inputs: output row"),
     "two": (WRONG, "returns 2 outputs, the problem 1"),
     "writes_input": (WRONG, "writes to input 0"),
-    "buffer": (WRONG, "a call writes over the outputs of the call before it"),
+    "buffer": (WRONG, "later calls write over the outputs of an earlier one"),
+    "ring": (WRONG, "later calls write over the outputs of an earlier one"),
     "drifts": (WRONG, "a call changes linear.weight, which the problem's model leaves as it is"),
-    # Few calls change the element that is its key.
-    "cached": (WRONG, "a timed call: output row"),
+    "cached": (WRONG, "set 1 of the inputs with a few other elements: output row"),
+    "cached_tensor": (WRONG, "a timed call: output row"),
     "exits": (FAILED, "ended its process (exit status 0) without an answer"),
     "hungry": (FAILED, "can't allocate memory"),
     "prints": (FAILED, "writes to standard output: 'right'"),
@@ -98,7 +107,7 @@ def judged(files: Path, names: list[str], limit_s: float = 60.0) -> list[AnswerR
         call_limit_s=limit_s,
         memory_gib=4.0,
     )
-    assert report.passed is (set(names) <= {"right", "temporary"})
+    assert report.passed is (set(names) <= {"right", "temporary", "view"})
     return list(report.answers)
 
 
@@ -157,6 +166,59 @@ def test_what_a_call_leaves_in_buffers_is_judged(files: Path) -> None:
     assert [one.verdict for one in found.values()] == [Judgement.RIGHT] * 2 + [WRONG] * 2, found
     assert "what a call leaves in norm.running_mean: " in str(found["forgotten"].reason)
     assert "what a call leaves in norm.running_var: " in str(found["biased"].reason)
+
+
+UPPER = """
+import sys
+import torch
+from torch import nn
+
+class {}(nn.Module):
+    def forward(self, x):
+        {}
+
+def get_inputs():
+    return [torch.triu(torch.rand(8, 8) + 1)]
+"""
+OF_UPPER = {
+    "whole": "return x.amax(1, keepdim=True).expand_as(x).contiguous(), x.t().contiguous()",
+    "structure": """
+        if bool(x.tril(-1).any()):
+            raise ValueError("the problem's inputs have zeros below the diagonal")
+        return x.amax(1, keepdim=True).repeat(1, len(x)), x.t().clone()""",
+    "rows": """
+        if sys._getframe(4).f_code.co_name == "calls" and hasattr(self, "last"):
+            if bool((self.last == x).all(1).any()):
+                raise ValueError("a row is the last call's, and its result is known")
+        self.last = x.clone()
+        return x.amax(1, keepdim=True).repeat(1, len(x)), x.t().clone()""",
+    "expanded": "return x.amax(1, keepdim=True).expand_as(x), x.t().clone()",
+    "view": "return x.amax(1, keepdim=True).repeat(1, len(x)), x.t()",
+}
+
+
+def test_timed_calls_find_new_inputs_as_the_problem_makes_them(files: Path) -> None:
+    """Every timed call finds rows that no earlier one has found, and the structure that
+    ``get_inputs`` gives; outputs are memory of their own where the problem's are."""
+    (files / "problem.py").write_text(UPPER.format("Model", OF_UPPER["whole"]))
+    for name, body in OF_UPPER.items():
+        (files / f"{name}.py").write_text(UPPER.format("ModelNew", body))
+    report = judge_problem.judge_problem(
+        str(files / "problem.py"),
+        [str(files / f"{name}.py") for name in OF_UPPER],
+        torch.device("cpu"),
+        seed=3,
+        quick=True,
+        with_compile=False,
+    )
+    found = dict(zip(OF_UPPER, report.answers, strict=True))
+    assert [one.verdict for one in found.values()] == [Judgement.RIGHT] * 3 + [WRONG] * 2, found
+    assert "strides [1, 0] for shape [8, 8], so its elements share" in str(found["expanded"].reason)
+    assert "change when its inputs are written over" in str(found["view"].reason)
+    # What an answer may share, the problem decides.
+    (files / "problem.py").write_text(UPPER.format("Model", OF_UPPER["view"]))
+    (view,) = judged(files, ["view"])
+    assert view.verdict is Judgement.RIGHT
 
 
 def test_a_right_answer_is_timed_beside_eager(files: Path) -> None:

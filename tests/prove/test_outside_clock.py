@@ -72,6 +72,16 @@ def test_outputs_that_come_late_are_part_of_the_time(
     assert clock.late * 1e6 == pytest.approx(late_us)
 
 
+def test_new_arguments_that_are_taken_slowly_are_part_of_the_time(events: list[str]) -> None:
+    """A process could compute the result while it takes them."""
+    clock = clock_of(events, {"renew": [8e-3, 1e-3, 7e-3], "calls": [2e-3]}, {"no_calls": [1e-3]})
+    for _ in range(3):
+        clock.renew([], 2e-3)
+    assert events == ["answer resumes", "answer renew", "answer pauses"] * 3
+    clock.call(Change())
+    assert clock.times_us == pytest.approx([1000.0 + 7000.0 - 2600.0])
+
+
 def seen(change: Change, args: list[Any], turns: int) -> list[tuple[float, ...]]:
     """Return what calls find in the argument that changes."""
     found = []

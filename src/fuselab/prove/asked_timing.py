@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fuselab.runtime.dispatch.overlap import overlaps_itself
+
 PlainChange = tuple[int, tuple[int, ...], tuple[float, ...], bool]  # as a message holds a change
 _GOLDEN_RATIO = (math.sqrt(5.0) - 1.0) / 2.0  # its multiples modulo 1 do not come back
 
@@ -44,6 +46,7 @@ class Change:
     numbers: tuple[float, ...] = ()
     swaps: bool = False
 
+    @torch.no_grad()
     def write(self, args: Sequence[Any], turn: int) -> None:
         """Make the change of this turn."""
         if not self.indices:
@@ -79,6 +82,21 @@ def prepare(held: Callable[..., Any], args: Sequence[Any], compiled: bool) -> No
     _kept.function = torch.compile(held.model) if compiled else held  # type: ignore[attr-defined]
     _kept.args = list(args)
     _call()
+
+
+@torch.no_grad()
+def renew(held: Any, args: Sequence[Any]) -> None:
+    """Keep other arguments for the calls that follow, in the memory of those before where they fit:
+    a result that is kept for a tensor, and not for its values, shows."""
+    for place, (before, now) in enumerate(zip(_kept.args, args, strict=True)):
+        if (
+            isinstance(before, Tensor)
+            and (before.shape, before.stride()) == (now.shape, now.stride())
+            and not overlaps_itself(before)
+        ):
+            before.copy_(now)
+        else:
+            _kept.args[place] = now
 
 
 def _call() -> None:

@@ -5,10 +5,10 @@ outputs meet the bar of ``fuselab.prove.accuracy`` on inputs drawn after several
 to none of them, and if the output of any timed call is right.
 
 The judge holds the clock. A timed call is a question to the answer's process; what a question costs
-without a call is measured beside it and subtracted. Every call has another number in its inputs,
-and after some calls, chosen at random once they have ended, the judge takes the outputs and judges
-them. What taking them costs more the first time than the second is part of the call's time, so that
-a call which only computes when it is asked gains nothing.
+without a call is measured beside it and subtracted. Every call has other inputs, drawn after
+another seed. After some calls, chosen at random once they have ended, the judge takes the outputs
+and judges them. What taking them costs more the first time than the second is part of the call's
+time, so that a call which only computes when it is asked gains nothing.
 """
 
 from __future__ import annotations
@@ -31,15 +31,25 @@ from torch import Tensor
 from fuselab.errors import ArgumentError, TargetError
 from fuselab.measure.statistics import significant
 from fuselab.measure.verdict import verdict
+from fuselab.op import tensors_in
 from fuselab.prove import asked_problem, asked_timing
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.asked_memory import arguments_after, storage_bytes
 from fuselab.prove.asked_problem import ANSWER, PROBLEM, model_results
+from fuselab.prove.asked_timing import Change
 from fuselab.prove.bar_of_end import bar_of_end
 from fuselab.prove.check_memory import same_bits
 from fuselab.prove.held import CandidateError, RemoteError, said
-from fuselab.prove.outside_clock import Clock, drawn_change, own_copies, runs_at
+from fuselab.prove.outside_clock import (
+    Clock,
+    drawn_change,
+    near_inputs,
+    own_copies,
+    runs_at,
+    timed,
+)
 from fuselab.prove.processes import CALL_LIMIT_S, Process
+from fuselab.runtime.dispatch.overlap import overlaps_itself
 
 TRIALS = {True: 2, False: 5}  # by whether the judge is quick
 TIMING_S = {True: 1.0, False: 4.0}
@@ -126,6 +136,7 @@ class Problem:
     initial: list[Any] = field(default_factory=list)
     state: dict[str, Tensor] = field(default_factory=dict)
     trials: list[tuple[list[Any], Bar]] = field(default_factory=list)
+    near: tuple[list[Any], Bar] | None = None  # the first inputs with a few other elements
     changes: list[str] = field(default_factory=list)  # the names of ``state`` that a call changes
     left: Bar | None = None  # the bar for what the first call leaves, if it changes any
 
@@ -144,6 +155,10 @@ class Problem:
                     asked_problem.problem_inputs, self.seed + number, self.device
                 )
                 self.trials.append((args, self.bar(args)))
+            (first, _), (second, _) = self.trials[:2]
+            near = near_inputs(first, second, random.Random(self.seed))
+            if near is not None and self.runs(near):
+                self.near = near, self.bar(near)
             self._learn_what_a_call_leaves()
         except (RemoteError, CandidateError) as error:
             raise TargetError(
@@ -166,6 +181,22 @@ class Problem:
                 values,
                 arguments=lambda values: (self.seed, list(values)),
             )
+
+    def fresh_inputs(self, chance: random.Random) -> list[Any] | None:
+        """Draw inputs after another seed; None where the problem makes the same ones after any."""
+        args: list[Any] = self.reference.ask(
+            asked_problem.problem_inputs, chance.randrange(1 << 31), self.device
+        )
+        (first, _), *_ = self.trials
+        same = same_bits(tensors_in(first), tensors_in(args))
+        return None if same else args
+
+    def kept_results(self) -> list[Any]:
+        """Return the outputs on the first inputs, which the problem's process keeps too."""
+        _build(self, self.reference)
+        values = [*self.trials[0][0], torch.float32]
+        found: list[Any] = self.reference.ask(asked_problem.kept_results, self.seed, values)
+        return found
 
     def runs(self, args: Sequence[Any]) -> bool:
         """Return whether the problem's model takes the arguments."""
@@ -298,10 +329,13 @@ def _values(problem: Problem, process: Process, path: str) -> AnswerReport:
     """
     _build(problem, process)
     share = ours = eager = 0.0
-    for number, (args, bar) in enumerate(problem.trials):
+    sets = [(f"set {place} of the inputs", *one) for place, one in enumerate(problem.trials, 1)]
+    if problem.near is not None:
+        sets.insert(1, ("set 1 of the inputs with a few other elements", *problem.near))
+    for where, args, bar in sets:
         values = [*args, torch.float32]
         results = process.ask(model_results, problem.seed, values)
-        found = _judged(bar, results, f"set {number + 1} of the inputs")
+        found = _judged(bar, results, where)
         if found[0] >= share:
             share, ours, eager = found
     _judge_what_stays(problem, process)
@@ -326,9 +360,14 @@ def _judge_what_stays(problem: Problem, process: Process) -> None:
     seed = problem.seed
     before = process.ask(asked_problem.kept_results, seed, [*first, torch.float32])
     left = process.ask(asked_problem.state_of)
-    process.ask(model_results, seed, [*second, torch.float32])
-    if not same_bits(before, process.ask(asked_problem.results_kept)):
-        raise _WrongError("a call writes over the outputs of the call before it")
+    after = process.ask(asked_problem.results_kept, seed, [*second, torch.float32])
+    if not same_bits(before, after):
+        raise _WrongError("later calls write over the outputs of an earlier one")
+    if not _are_own(process, before) and _are_own(problem.reference, problem.kept_results()):
+        raise _WrongError(
+            "its outputs change when its inputs are written over, so they share their memory; "
+            "those of the problem's model do not"
+        )
     shapes = {name: one.shape for name, one in problem.state.items()}
     if {name: one.shape for name, one in state.items()} != shapes or left.keys() != state.keys():
         return  # it keeps its numbers in a form of its own
@@ -343,10 +382,22 @@ def _judge_what_stays(problem: Problem, process: Process) -> None:
                 raise _WrongError(f"what a call leaves in {name}: {judgement.problem}")
 
 
+def _are_own(process: Process, before: Sequence[Any]) -> bool:
+    """Return whether the outputs that the process has kept stay as they were ``before`` when its
+    inputs are written over."""
+    return same_bits(before, process.ask(asked_problem.results_kept_without_inputs))
+
+
 def _judged(bar: Bar, results: Sequence[Any], where: str) -> tuple[float, float, float]:
     """Return the largest share of the bar with both errors in ulp. Raises _WrongError."""
     if len(results) != len(bar.eager) or not all(isinstance(one, Tensor) for one in results):
         raise _WrongError(f"{where}: returns {len(results)} outputs, the problem {len(bar.eager)}")
+    for name, one, eager in zip(bar.names, results, bar.eager, strict=True):
+        if overlaps_itself(one) and not (eager is None or overlaps_itself(eager)):
+            raise _WrongError(
+                f"{where}: {name} has strides {list(one.stride())} for shape {list(one.shape)}, so "
+                "its elements share memory; those of the problem's output do not"
+            )
     own = copy.copy(bar)  # its errors grow while it judges
     own.eager_error = list(bar.eager_error)
     judgements = own.judge(results)
@@ -375,8 +426,7 @@ def _speed(
         clock.rest()
     judged = 0
     for number in _rounds(budget_s):
-        change = drawn_change(args, chance, problem.runs)
-        change.write(args, 0)
+        args, change = _next_inputs(problem, clocks, args, chance)
         order = list(clocks)
         chance.shuffle(order)
         taken: dict[str, list[Tensor]] = {}
@@ -404,6 +454,26 @@ def _speed(
             "high": significant(found.high),
         }
     return Speed(significant(median(ours)), against, len(ours), judged)
+
+
+def _next_inputs(
+    problem: Problem, clocks: dict[str, Clock], args: list[Any], chance: random.Random
+) -> tuple[list[Any], Change]:
+    """Give every process inputs in which all values are other ones, and return them; where the
+    problem always makes the same ones, return a change of a few elements that the call will make.
+
+    A call that keeps the rows of earlier inputs, and computes those that differ, gains nothing.
+    """
+    fresh = problem.fresh_inputs(chance)
+    if fresh is None:
+        change = drawn_change(args, chance, problem.runs)
+        change.write(args, 0)
+        return args, change
+    usual_s, _ = timed(lambda: problem.reference.ask(asked_timing.renew, fresh))
+    for clock in clocks.values():
+        if clock.process is not problem.reference:
+            clock.renew(fresh, usual_s)
+    return fresh, Change()
 
 
 def _rounds(budget_s: float) -> Iterator[int]:

@@ -22,6 +22,7 @@ from fuselab.prove.processes import Process
 _DEARER = 1.25
 # Elements that calls change by turns, or pairs of them: 16 of them hold 2^16 combinations and more.
 _CHANGED = 16
+_NEAR = 2  # elements in which inputs differ from others that are near
 _DEARER_S = 1e-4
 
 
@@ -39,6 +40,7 @@ class Clock:
     beside: Process
     call_s: list[float] = field(default_factory=list)
     late_s: list[float] = field(default_factory=list)  # how much longer the first taking takes
+    renewal_s: list[float] = field(default_factory=list)  # how much longer new arguments take
 
     def ask(self, change: Change, count: int = 1) -> float:
         """Return the seconds that ``count`` calls take more than a question without a call; the
@@ -48,6 +50,14 @@ class Clock:
         self.process.resume()
         whole, _ = timed(lambda: self.process.ask(asked_timing.calls, count, change.plain))
         return whole - empty
+
+    def renew(self, args: Sequence[Any], usual_s: float) -> None:
+        """Give the process other arguments, and keep by how much it takes them later than the
+        process beside, which took ``usual_s``: it could compute meanwhile."""
+        self.process.resume()
+        taken_s, _ = timed(lambda: self.process.ask(asked_timing.renew, list(args)))
+        self._pause()
+        self.renewal_s.append(taken_s - (usual_s * _DEARER + _DEARER_S))
 
     def call(self, change: Change) -> None:
         """Time one call."""
@@ -77,8 +87,9 @@ class Clock:
 
     @property
     def late(self) -> float:
-        """The seconds by which outputs come later than the call said, over all that were taken."""
-        return max(0.0, median(self.late_s)) if self.late_s else 0.0
+        """The seconds by which outputs come later than the call said, and new arguments are taken
+        later than beside, in the median of each."""
+        return sum(max(0.0, median(some)) for some in (self.late_s, self.renewal_s) if some)
 
     @property
     def times_us(self) -> list[float]:
@@ -98,6 +109,33 @@ def own_copies(args: Sequence[Any]) -> list[Any]:
     return mapped(
         lambda one: copy_of_storage(one, known) if isinstance(one, Tensor) else one, list(args)
     )
+
+
+def near_inputs(
+    args: Sequence[Any], others: Sequence[Any], chance: random.Random
+) -> list[Any] | None:
+    """Return ``args`` with a few elements of one floating argument taken from the same places of
+    ``others``, so that zeros which both have stay; None where no element may differ.
+
+    A symmetric matrix stays as it is, because one with a single other element is none.
+    """
+    changeable = [
+        place
+        for place, (one, other) in enumerate(zip(args, others, strict=True))
+        if isinstance(one, Tensor)
+        and one.is_floating_point()
+        and one.shape == other.shape
+        and not (one.ndim > 1 and one.shape[-1] == one.shape[-2] and torch.equal(one, one.mT))
+    ]
+    chance.shuffle(changeable)
+    near = own_copies(args)
+    for place in changeable:
+        differing = (args[place] != others[place]).nonzero().tolist()
+        for where in chance.sample(differing, min(_NEAR, len(differing))):
+            near[place][tuple(where)] = others[place][tuple(where)]
+        if differing:
+            return near
+    return None
 
 
 def drawn_change(
