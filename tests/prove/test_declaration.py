@@ -27,6 +27,7 @@ def checked(op: FusedOp, name: str, monkeypatch: pytest.MonkeyPatch) -> CheckRep
         (wrong_declarations.supports_one_size, "of 48 inputs drawn"),
         (wrong_declarations.draws_one_shape, "have the same shapes"),
         (wrong_declarations.draws_its_tensors_itself, "every input drawn is contiguous"),
+        (wrong_declarations.draws_numbers_only, "holds a NaN or an infinity"),
     ],
 )
 def test_little_to_judge_is_not_judged(

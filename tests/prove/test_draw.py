@@ -99,9 +99,15 @@ def test_layouts_are_what_they_are_called() -> None:
         "every other row": (8, 1),
         "expanded": (1, 0),
         "expanded rows": (0, 1),
+        "expanded middle": (4, 1),
         "one element": (0, 0),
     }
     assert lay_out(values, "odd offset", CPU).storage_offset() == 4099
+    assert lay_out(values, "transposed", CPU).storage_offset() == 3
+    assert lay_out(values, "expanded", CPU).storage_offset() == 4099
+    deep = make_values("normal", (3, 4, 5), torch.float32, seed=1)
+    assert lay_out(deep, "expanded middle", CPU).stride() == (5, 0, 1)
+    assert lay_out(deep, "expanded", CPU).storage_offset() == 0
 
 
 def test_memory_between_elements_is_nan() -> None:

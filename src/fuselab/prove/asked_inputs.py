@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fuselab.errors import ArgumentError, FuselabError
 from fuselab.op import FusedOp, Inputs, tensors_in
-from fuselab.prove.arguments import mapped
+from fuselab.prove.arguments import Storages, copy_of_storage, mapped
 from fuselab.prove.draw import LARGE, RecordedDraw, TooLargeError
 from fuselab.prove.facts import facts_of
 from fuselab.prove.held import Held
@@ -119,6 +119,33 @@ def refusal_of(held: Held, args: Sequence[Any]) -> str | None:
 def unsupported(held: Held, implementation: str, args: Sequence[Any]) -> str | None:
     """Return why the operator or the implementation does not take ``args``, or None."""
     return refusal_of(held, args) or dispatch.why_not(held.op, implementation, args)
+
+
+def support_by_values(held: Held, implementation: str, args: Sequence[Any]) -> str | None:
+    """Return how what the implementation ``supports`` differs for other values in the same memory,
+    or None where only dtypes, shapes and strides decide."""
+    first = dispatch.why_not(held.op, implementation, args)
+    for number in (math.nan, math.inf, 0.0, 1.0):
+        known: Storages = {}
+        changed = mapped(lambda value: _all_being(value, number, known), list(args))  # noqa: B023
+        reason = dispatch.why_not(held.op, implementation, changed)
+        if (reason is None) != (first is None):
+            takes, refuses = "of numbers", f"of {number:g}"
+            if reason is None:
+                takes, refuses = refuses, takes
+            return f"takes tensors {takes} and refuses those {refuses}"
+    return None
+
+
+def _all_being(value: Any, number: float, known: Storages) -> Any:
+    """Return a copy of a floating tensor in which all elements are ``number``, and anything else as
+    it is."""
+    if not (isinstance(value, Tensor) and value.is_floating_point()):
+        return value
+    copy = copy_of_storage(value.detach(), known)
+    whole = torch.empty(0, dtype=copy.dtype, device=copy.device)
+    whole.set_(copy.untyped_storage()).fill_(number)
+    return copy
 
 
 def declared_cost(held: Held, args: Sequence[Any]) -> tuple[int, int] | None:

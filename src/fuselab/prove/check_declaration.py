@@ -10,7 +10,7 @@ from torch import Tensor
 from fuselab.op import dtype_name, tensors_in
 from fuselab.prove.accuracy import as_rows, error_of_rows, magnitude_of_rows, ulp_of_rows, upcast
 from fuselab.prove.arguments import mapped
-from fuselab.prove.asked_inputs import declared_cost, peer_results
+from fuselab.prove.asked_inputs import declared_cost, peer_results, support_by_values
 from fuselab.prove.draw import LAYOUTS
 from fuselab.prove.held import results
 from fuselab.prove.result import Verdict
@@ -20,6 +20,7 @@ from fuselab.prove.trials import Check, Outcome
 DRAWS = 48  # inputs that are drawn to see how many of them can be judged
 LEAST_TAKEN = 6  # fewer of them leave too little to judge
 _LAID_OUT = 12  # inputs that are drawn to see whether they have strides
+_SPECIAL_DRAWS = 6  # inputs that are drawn to see whether they hold NaN, and infinities
 _SLACK_BYTES = 1 << 10  # of a cost beyond its tensors
 # The share of a row's magnitude by which peers may differ in float64: a peer may compute in float32
 # inside, and a reference that is rounded to bfloat16 inside is off by 2^-9.
@@ -50,7 +51,9 @@ def is_little(subject: Subject) -> tuple[Verdict, str] | None:
             f"all {len(taken)} inputs that it takes have the same shapes; FusedOp.draw should draw "
             "sizes by draw.size()"
         )
-    return None if _are_laid_out(subject) else _NEVER_LAID_OUT
+    if not _are_laid_out(subject):
+        return _NEVER_LAID_OUT
+    return None if _have_specials(subject) else _NEVER_SPECIAL
 
 
 _NEVER_LAID_OUT = (
@@ -60,6 +63,35 @@ _NEVER_LAID_OUT = (
         "judged; FusedOp.draw should draw tensors by draw.tensor()"
     ),
 )
+
+
+_NEVER_SPECIAL = (
+    Verdict.NOT_JUDGED,
+    (
+        "no tensor of any input drawn holds a NaN or an infinity, which FusedOp.draw or "
+        "FusedOp.validate leaves out, so no special values are judged; draw.tensor() gives some"
+    ),
+)
+
+
+def _have_specials(subject: Subject) -> bool:
+    """Return whether NaN and infinities that are drawn reach the inputs, unless none is floating or
+    the operator varies its cases."""
+    drawn = [
+        subject.draw("coverage", index, ("contiguous",), (kind,), max_numel=512)
+        for index in range(_SPECIAL_DRAWS)
+        for kind in ("NaN", "infinities")
+    ]
+    tensors = [
+        tensor
+        for one in drawn
+        if one is not None
+        for tensor in tensors_in(one.args)
+        if tensor.is_floating_point() and tensor.numel()
+    ]
+    return not (
+        subject.op.has_draw and tensors and all(bool(one.isfinite().all()) for one in tensors)
+    )
 
 
 def _are_laid_out(subject: Subject) -> bool:
@@ -84,8 +116,13 @@ def _are_laid_out(subject: Subject) -> bool:
 
 
 def is_taken(subject: Subject, trial: Trial) -> Outcome:
-    """Return that the trial's inputs, which were drawn, are taken."""
-    return Outcome()
+    """Check that the trial's inputs are taken whatever values their tensors have.
+
+    A plan is kept for dtypes, shapes and strides. An implementation that refuses some values would
+    get them from a plan, and would not be judged on them here.
+    """
+    found = subject.reference.ask(support_by_values, subject.implementation, list(trial.args))
+    return Outcome(None if found is None else f"its 'supports' {found} in the same memory")
 
 
 def cost_is_possible(subject: Subject, trial: Trial) -> Outcome:

@@ -122,7 +122,9 @@ def _sharing(subject: Subject, trial: Trial) -> list[tuple[list[Any], str]]:
                     (filled(trial.args, [other_place], [tensor]), f"{pair} are one tensor")
                 )
             elif other.numel() < tensor.numel():
-                start = tensor.storage_offset() + (tensor.numel() - other.numel()) // 2
+                start = tensor.storage_offset()
+                if trial.draw.below(2):
+                    start += (tensor.numel() - other.numel()) // 2
                 strides = torch.empty(other.shape, device="meta").stride()
                 within = torch.as_strided(tensor, other.shape, strides, start)
                 found.append(
@@ -184,27 +186,44 @@ def mixed_dtypes_are_right(subject: Subject, trial: Trial) -> Outcome:
 
 
 def other_floats_are_right(subject: Subject, trial: Trial) -> Outcome:
-    """Judge calls whose floats neither 16 bits nor float32 hold, next to those that were drawn: a
-    kernel that rounds them is right for 0.5 and wrong for 0.1.
+    """Judge calls whose floats are others than were drawn.
 
-    Each moves towards 0, so that a share or a probability stays one.
+    First, floats that neither 16 bits nor float32 hold, next to those that were drawn: a kernel
+    that rounds them is right for 0.5 and wrong for 0.1. Each moves towards 0, so that a share or a
+    probability stays one. Then, if eager and float64 give numbers for them, floats of 0 and of the
+    other sign.
     """
+    numbers = [value for value in trial.args if isinstance(value, float)]
     part = (1 + 2 * trial.draw.below(8)) * 2.0**-12 + 2.0**-31
-    args = [value * (1 - part) if isinstance(value, float) else value for value in trial.args]
-    numbers = (value for value in trial.args if isinstance(value, float))
-    if not any(value and math.isfinite(value) for value in numbers):
-        return Outcome(untried=True)
+    outcome = Outcome(untried=True)
+    if any(value and math.isfinite(value) for value in numbers):
+        outcome = _with_floats(subject, trial, 1 - part)
+    for factor in (0.0, -1.0):
+        if outcome.problem is None and numbers:
+            other = _with_floats(subject, trial, factor, finite=True)
+            outcome = outcome if other.untried else other
+    return outcome
+
+
+def _with_floats(subject: Subject, trial: Trial, factor: float, finite: bool = False) -> Outcome:
+    """Judge the call with its floats multiplied; where ``finite``, only if eager and float64 give
+    numbers."""
+    args = [value * factor if isinstance(value, float) else value for value in trial.args]
     shown = zip(subject.op.parameters, args, strict=True)
     floats = ", ".join(f"{name}={value!r}" for name, value in shown if isinstance(value, float))
-    return _taken_is_right(subject, trial, args, f" with {floats}")
+    return _taken_is_right(subject, trial, args, f" with {floats}", finite)
 
 
 def _takes_floats(subject: Subject) -> tuple[Verdict, str] | None:
     return None if subject.op.float_parameters else (Verdict.SKIPPED, "it takes no float")
 
 
+# Dimensions that are put before those of a tensor; those of size 1 hide no stride.
+_LEADING = ((2,), (2, 1), (1, 2, 2), (2, 1, 1, 2), (1, 2, 1, 1, 2))
+
+
 def other_dimensions_are_right(subject: Subject, trial: Trial) -> Outcome:
-    """Judge calls on tensors of four dimensions and more, and of none: they are refused, or right.
+    """Judge calls on tensors of four dimensions to eight, and of none: they are refused, or right.
 
     Integers are 0 in these calls: an index that the operator drew counts into dimensions that are
     others now, and one out of range ends the work of a GPU.
@@ -215,15 +234,20 @@ def other_dimensions_are_right(subject: Subject, trial: Trial) -> Outcome:
     ]
     most = max((tensor.ndim for tensor in tensors), default=0)
     places = [place for place, tensor in enumerate(tensors) if tensor.ndim == most]
-    shape = (2, 1, 3, 1)[: max(2, 4 - most)]
-    more = [
-        torch.stack([tensors[place]] * math.prod(shape)).reshape(*shape, *tensors[place].shape)
-        for place in places
-    ]
-    outcome = _taken_is_right(
-        subject, trial, filled(trial.args, places, more), f" of {most + len(shape)} dimensions"
-    )
-    if outcome.problem is not None or not all(tensor.numel() for tensor in tensors):
+    outcome = Outcome(untried=True)
+    for lead in _LEADING:
+        count = most + len(lead)
+        if count < 4:
+            continue
+        more = [
+            torch.stack([tensors[place]] * math.prod(lead)).reshape(*lead, *tensors[place].shape)
+            for place in places
+        ]
+        args = filled(trial.args, places, more)
+        outcome = _taken_is_right(subject, trial, args, f" of {count} dimensions")
+        if outcome.problem is not None:
+            return outcome
+    if not all(tensor.numel() for tensor in tensors):
         return outcome
     scalars = [tensor.reshape(-1)[0].clone() for tensor in tensors]
     args = filled(trial.args, range(len(tensors)), scalars)
@@ -231,15 +255,22 @@ def other_dimensions_are_right(subject: Subject, trial: Trial) -> Outcome:
     return outcome if none.untried else none
 
 
-def _taken_is_right(subject: Subject, trial: Trial, args: Sequence[Any], after: str) -> Outcome:
+def _taken_is_right(
+    subject: Subject, trial: Trial, args: Sequence[Any], after: str, finite: bool = False
+) -> Outcome:
     """Judge a call with arguments that the operator's draw does not give, if everything that the
-    operator declares, and the reference, takes them. Any error is a refusal."""
+    operator declares, and the reference, takes them, where ``finite`` with numbers for results. Any
+    error is a refusal."""
     if subject.reference.ask(unsupported, subject.implementation, list(args)) is not None:
         return Outcome(untried=True)
     try:
         bar, asked = call_bar(subject, replace(trial, args=tuple(args)))
     except (RemoteError, RuntimeError, TypeError, ValueError, IndexError):
         return Outcome(untried=True)  # the reference does not take them
+    if finite and not all(
+        one is None or bool(one.isfinite().all()) for one in (*bar.eager, *bar.exact)
+    ):
+        return Outcome(untried=True)
     try:
         found = subject.candidate.ask(*asked)
     except CandidateError:
@@ -269,7 +300,7 @@ def overflow_is_passed_on(subject: Subject, trial: Trial) -> Outcome:
     """
     places = subject.differentiable(trial.args)
     upstream = tuple(
-        _with_specials(gradient, trial.draw.below(1 << 16), trial.draw.below(4))
+        _with_specials(gradient, trial.draw.below(1 << 16), trial.draw.below(8))
         for gradient in subject.upstream(trial)
     )
     if not any(gradient.numel() for gradient in upstream):
@@ -301,12 +332,13 @@ def _without_overflow_on_the_way(bar: Bar) -> Results:
 
 
 def _with_specials(gradient: Tensor, seed: int, kind: int) -> Tensor:
-    """Return a copy in which a few elements are infinite, NaN or the largest number."""
+    """Return a copy in which a few elements, or most, are infinite, NaN or the largest number."""
     limit = torch.finfo(gradient.dtype).max
     copy = gradient.detach().clone(memory_format=torch.contiguous_format)
     places = torch.randperm(copy.numel(), generator=torch.Generator().manual_seed(seed))
-    chosen = places[: max(1, copy.numel() // _SPECIAL_SHARE)].to(copy.device)
-    copy.view(-1)[chosen] = (math.inf, -math.inf, math.nan, limit)[kind]
+    count = copy.numel() // _SPECIAL_SHARE if kind < 4 else copy.numel() - copy.numel() // 4
+    chosen = places[: max(1, count)].to(copy.device)
+    copy.view(-1)[chosen] = (math.inf, -math.inf, math.nan, limit)[kind % 4]
     return copy
 
 

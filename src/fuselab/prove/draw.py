@@ -53,6 +53,7 @@ LAYOUTS = (
     "every other row",
     "expanded",
     "expanded rows",
+    "expanded middle",
     "one element",
 )
 # Strides beyond 16 bits, of few elements: not among LAYOUTS, because each takes megabytes.
@@ -101,7 +102,8 @@ class RecordedDraw:
     additions decides where two of them overflow or cancel, and any order is right. ``max_numel``
     bounds the product of the drawn sizes. ``turn`` chooses layouts and values in turn instead of by
     chance: each one except the first is given to the first tensor only, then to the second, to the
-    third, and to all of them, so that a few dozen turns cover every one. ``names``, a separate
+    third, and to all of them, so that a few dozen turns cover every one; an upstream gradient has
+    in every turn the layout whose turn it is. ``names``, a separate
     generator, keeps only ``KEPT_NAMES`` options of a choice between strings (such as an
     activation's name), because each compiles its own kernels and a quick run has time for few.
     Where ``large`` inputs have values in turn, their sizes and layouts are left to chance.
@@ -287,7 +289,8 @@ class RecordedDraw:
     def _tensor(self, shape: tuple[int, ...], dtype: torch.dtype, any_value: bool) -> Tensor:
         _refuse_too_large(shape)
         is_large = self.target > 0  # few trials are, and their layouts are left to chance
-        layout = self._by_chance(self.layouts) if is_large else self._in_turn(self.layouts)
+        in_turn = self._in_turn(self.layouts, always=not any_value) if not is_large else None
+        layout = in_turn or self._by_chance(self.layouts)
         kind = self._in_turn(self.values)
         seed = self._seed()
         if kind == "one max" and self._max_taken:
@@ -334,12 +337,14 @@ class RecordedDraw:
         # not by choice(), because these names compile no kernels
         return options[self.below(len(options))]
 
-    def _in_turn(self, options: Sequence[str]) -> str:
+    def _in_turn(self, options: Sequence[str], always: bool = False) -> str:
+        """Draw one of the options, or take the one whose turn it is: for the tensor whose turn it
+        is, or ``always``."""
         others = len(options) - 1
         if self.turn is None or self.replay is not None or others == 0:
             return self._by_chance(options)
         turn_of = self.turn // others % 4
-        mine = turn_of in (self._tensors, 3)
+        mine = always or turn_of in (self._tensors, 3)
         place = 1 + self.turn % others if mine else 0
         self.choices.append(place)
         return options[place]
@@ -407,10 +412,12 @@ def lay_out(values: Tensor, layout: str, device: torch.device, around: float = m
     cannot have the layout, the result is contiguous.
     """
     shape = values.shape
-    if layout == "expanded" and values.ndim and values.numel():
-        return values[..., :1].contiguous().to(device).expand(shape)
-    if layout == "expanded rows" and values.ndim and values.numel():
-        return values[:1].contiguous().to(device).expand(shape)
+    least_dims = 2 if layout == "expanded middle" else 0
+    repeated = {"expanded": values.ndim - 1, "expanded rows": 0, "expanded middle": 1}.get(layout)
+    if repeated is not None and values.numel() and values.ndim > least_dims:
+        kept = values.narrow(repeated, 0, 1).contiguous()
+        at_odd = ("contiguous", "odd offset")[sum(shape) % 2]
+        return lay_out(kept, at_odd, device, around).expand(shape)
     if layout == "one element" and values.numel():
         return values.reshape(-1)[:1].to(device).reshape([1] * values.ndim).expand(shape)
     strides, offset, room = _strides(shape, layout)
@@ -424,7 +431,8 @@ def _strides(shape: Sequence[int], layout: str) -> tuple[list[int], int, int]:
     """Return strides, storage offset and storage size, in elements, of ``shape`` in ``layout``."""
     dims = len(shape)
     order = list(range(dims))  # from the outermost dimension to the innermost
-    step, offset = 1, 0
+    # A kernel may follow the strides, and forget where the elements begin or how they are aligned.
+    step, offset = 1, 0 if layout == "contiguous" else sum(shape) % 4
     padding = [0] * dims  # elements left out behind all of a dimension
     if layout == "odd offset":
         offset = 4099

@@ -54,7 +54,8 @@ class Check:
     layouts and values are taken in turn instead of by chance. With ``swept``, one size is of a long
     list, which is taken in turn, or with --quick by chance. With ``non_empty``, inputs without
     elements are drawn anew, and those of which none has ``least_numel`` elements. One that
-    ``repeats`` calls the implementation dozens of times in each trial.
+    ``repeats`` calls the implementation dozens of times in each trial. With ``simplest``, the first
+    trial is the simplest there is: every size is 1.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Check:
     deep: bool = False
     swept: bool = False
     repeats: bool = False
+    simplest: bool = False
 
 
 _COPIES_OF_A_SEARCH = 4
@@ -170,7 +172,13 @@ def is_hurried(subject: Subject) -> bool:
 def planned_trials(subject: Subject, check: Check) -> int:
     """Return how many inputs a check draws: a third as many under the slow interpreter."""
     count = check.quick if subject.quick else check.full
-    return (count + 2) // 3 if subject.interpreted else count
+    count = (count + 2) // 3 if subject.interpreted else count
+    return count + _has_simplest(subject, check)
+
+
+def _has_simplest(subject: Subject, check: Check) -> bool:
+    """Return whether the simplest inputs are a trial too."""
+    return check.simplest and not is_hurried(subject)
 
 
 def attempt(subject: Subject, check: Check, trial: Trial) -> Outcome:
@@ -202,7 +210,9 @@ def _trials(subject: Subject, check: Check, case: str | None, until: float) -> A
     if case is not None:
         yield case, _replay(subject, check, [int(choice) for choice in case.split(".")])
         return
-    for index in range(planned_trials(subject, check)):
+    if _has_simplest(subject, check):
+        yield None, _replay(subject, check, [])
+    for index in range(planned_trials(subject, check) - _has_simplest(subject, check)):
         is_late = is_hurried(subject) and time.monotonic() > until
         yield (
             None,

@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -187,6 +188,15 @@ def third_backward_is_wrong(device: str) -> FusedOp:
         return tuple(grad if grad is None or not again else grad * 2 for grad in grads)
 
     return make_op("third_backward_is_wrong", device, backward=backward)
+
+
+@caught_by("backward twice")
+def third_backward_is_wrong_by_chance(device: str) -> FusedOp:
+    """The same under the name of an order that is not fixed."""
+    op = third_backward_is_wrong(device)
+    return replace(
+        op, name="gallery::third_backward_is_wrong_by_chance", nondeterministic="atomics"
+    )
 
 
 @caught_by("modes", cpu_only="its threads are the CPU's")

@@ -63,6 +63,21 @@ def reference_of_another_function(device: str) -> FusedOp:
     )
 
 
+@caught_by("coverage")
+def supports_numbers_only(device: str) -> FusedOp:
+    """Refuses inputs with a NaN, so that none of them is judged, and drops it where it gets one."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        return honest.forward(input.nan_to_num(0.0), bias.nan_to_num(0.0), scale)
+
+    def supports(input: Tensor, bias: Tensor, scale: float) -> str | None:
+        return "it holds a NaN" if bool(input.isnan().any() or bias.isnan().any()) else None
+
+    kind = "cuda" if device == "cuda" else "cpu"
+    implementation = Implementation(kind, forward, honest.backward, supports)
+    return make_op("supports_numbers_only", device, implementations={"plain": implementation})
+
+
 def supports_one_size(name: str, device: str) -> FusedOp:
     """Return an operator that is right for 37 columns, and supports nothing else."""
 
@@ -93,5 +108,25 @@ def draws_its_tensors_itself(name: str, device: str) -> FusedOp:
         rows, columns = draw.size(), draw.size()
         tensors = torch.randn(rows, columns), torch.randn(columns)
         return Inputs((*(tensor.to(draw.device, draw.dtype) for tensor in tensors), 0.5))
+
+    return make_op(name, device, forward, draw=draw)
+
+
+def draws_numbers_only(name: str, device: str) -> FusedOp:
+    """Return an operator that drops NaN and infinities, whose draw does too."""
+
+    def numbers(*tensors: Tensor) -> tuple[Tensor, ...]:
+        finite = (bool(tensor.isfinite().all()) for tensor in tensors)
+        return tuple(
+            tensor if is_finite else tensor.nan_to_num(0.0, 1.0, -1.0)
+            for tensor, is_finite in zip(tensors, finite, strict=True)
+        )
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        return honest.forward(*numbers(input, bias), scale)
+
+    def draw(draw: Draw) -> Inputs:
+        input, bias, scale = honest.draw(draw).args
+        return Inputs((*numbers(input, bias), scale))
 
     return make_op(name, device, forward, draw=draw)

@@ -100,6 +100,65 @@ def every_step_taken_as_two(device: str) -> FusedOp:
     return make_op("every_step_taken_as_two", device, forward)
 
 
+@caught_by("layouts")
+def base_of_a_transposed_input_forgotten(device: str) -> FusedOp:
+    """Adds the offset to contiguous tensors alone: a transposed one begins at the storage's."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        if input.ndim == 2 and input.stride(0) == 1 and input.storage_offset():
+            input = input.as_strided(input.shape, input.stride(), 0)
+        return honest.forward(input, bias, scale)
+
+    return make_op("base_of_a_transposed_input_forgotten", device, forward)
+
+
+@caught_by("strides")
+def repeated_middle_dimension_ignored(device: str) -> FusedOp:
+    """Knows a stride of 0 in the first and in the last dimension, as biases have."""
+
+    def is_repeated(input: Tensor) -> bool:
+        return input.ndim == 3 and input.shape[1] > 1 and input.stride(1) == 0 != input.stride(0)
+
+    return misread_where("repeated_middle_dimension_ignored", device, is_repeated)
+
+
+@caught_by("aliases")
+def equal_addresses_taken_for_one_tensor(device: str) -> FusedOp:
+    """Reads its input once where the bias begins at the same address, also if it is shorter."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        is_one = input.numel() and input.data_ptr() == bias.data_ptr()
+        return output.zero_() if is_one and input.shape != bias.shape else output
+
+    return make_op("equal_addresses_taken_for_one_tensor", device, forward)
+
+
+@caught_by("upstream")
+def upstream_constant_in_rows_misread(device: str) -> FusedOp:
+    """Takes an upstream gradient with a stride of 0 in its rows, as ``sum(-1)`` gives it, for
+    contiguous."""
+
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        if grad_output.ndim > 1 and grad_output.stride(-1) == 0 != max(grad_output.stride()):
+            grad_output = as_if_contiguous(grad_output)
+        return honest.backward(needs, grad_output, *saved)
+
+    return make_op("upstream_constant_in_rows_misread", device, backward=backward)
+
+
+@caught_by("upstream overflow")
+def gradients_without_infinities_where_most_are(device: str) -> FusedOp:
+    """Hides an overflow where most of the upstream gradient has overflown."""
+
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        grads = honest.backward((True, True), grad_output, *saved)
+        most = grad_output.numel() > 3 and 2 * int(grad_output.isinf().sum()) > grad_output.numel()
+        return tuple(grad.nan_to_num(0.0, 0.0, 0.0) if most else grad for grad in grads)
+
+    return make_op("gradients_without_infinities_where_most_are", device, backward=backward)
+
+
 @caught_by("strides")
 def base_taken_as_zero(device: str) -> FusedOp:
     """Reads from the start of the storage, also where the view begins later."""

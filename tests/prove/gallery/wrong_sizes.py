@@ -169,6 +169,29 @@ def knows_no_scalar(device: str) -> FusedOp:
     return make_op("knows_no_scalar", device, forward)
 
 
+@caught_by("dimensions")
+def knows_five_dimensions(device: str) -> FusedOp:
+    """Keeps five sizes and strides in its arguments."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        return output.zero_() if output.ndim > 5 else output
+
+    return make_op("knows_five_dimensions", device, forward)
+
+
+@caught_by("gradients")
+def gradient_of_one_element_is_none(device: str) -> FusedOp:
+    """Returns early where the last dimension has one element and there is one row."""
+
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        grads = honest.backward((True, True), grad_output, *saved)
+        is_one = grad_output.ndim > 1 and grad_output.numel() == 1
+        return tuple(torch.zeros_like(grad) if is_one else grad for grad in grads)
+
+    return make_op("gradient_of_one_element_is_none", device, backward=backward)
+
+
 def with_strides_of_16_bits(tensor: Tensor) -> Tensor:
     """Return the tensor as a kernel sees it whose strides are 16-bit integers without a sign."""
     strides = tuple(stride % (1 << 16) for stride in tensor.stride())
@@ -213,6 +236,17 @@ def scale_of_32_bits_for_float64(device: str) -> FusedOp:
         return honest.forward(input, bias, rounded)
 
     return make_op("scale_of_32_bits_for_float64", device, forward)
+
+
+@caught_by("other floats")
+def nothing_added_for_a_scale_of_zero(device: str) -> FusedOp:
+    """Skips all work for a scale of 0, and the bias with it."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float | Tensor) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        return output.zero_() if isinstance(scale, float) and scale == 0 else output
+
+    return make_op("nothing_added_for_a_scale_of_zero", device, forward)
 
 
 ONE_SIZE: list[Exhibit] = []  # these show in a full check only
