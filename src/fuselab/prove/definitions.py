@@ -92,6 +92,19 @@ def _variance_and_mean(
     return _variance(input, dim, **how), input.mean(dims, keepdim=how.get("keepdim", False))
 
 
+def _softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """Return what aten.softplus does, without its threshold, above which eager returns the input:
+    in float64 that is off by 24,000 ulp."""
+    wide = _computed_in(input) * beta
+    return ((wide.clamp_min(0) + torch.log1p(torch.exp(-wide.abs()))) / beta).to(input.dtype)
+
+
+def _softplus_backward(grad_output: Tensor, input: Tensor, beta: float, threshold: float) -> Tensor:
+    """Return what aten.softplus_backward does, without its threshold."""
+    slope = torch.sigmoid(_computed_in(input) * beta)
+    return (_computed_in(grad_output) * slope).to(grad_output.dtype)
+
+
 def _computed_in(value: Tensor) -> Tensor:
     """Return a tensor in the dtype that eager computes its sums in: 16 bits in float32."""
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
@@ -104,6 +117,8 @@ def definitions() -> dict[Any, Any]:
     found[torch.ops.aten.linalg_vector_norm.default] = _vector_norm
     found[torch.ops.aten.var.correction] = _variance
     found[torch.ops.aten.var_mean.correction] = _variance_and_mean
+    found[torch.ops.aten.softplus.default] = _softplus
+    found[torch.ops.aten.softplus_backward.default] = _softplus_backward
     found[torch.ops.aten.std.correction] = lambda *args, **how: _variance(*args, **how).sqrt()
     return found
 
@@ -148,8 +163,28 @@ def _product(input: Tensor, dim: int, keepdim: bool = False) -> Tensor:
     return product.unsqueeze(dim) if keepdim else product
 
 
+# Operators by which autograd's formulas multiply a gradient, or divide it.
+_OF_SLOPES = (torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor)
+
+
+def _without_slopes_of_nothing(result: Tensor, factors: Sequence[Any]) -> Tensor:
+    """Return the product of a gradient and a slope, with 0 for that of 0 and an infinity.
+
+    ``torch.where`` gives the branch that it does not take a gradient of 0, which autograd
+    multiplies by a slope that may be infinite there. A kernel does not compute that branch. A NaN
+    of either factor stays one.
+    """
+    tensors = [factor for factor in factors if isinstance(factor, Tensor)]
+    is_nothing = result.isnan()
+    for factor in tensors:
+        is_nothing = is_nothing & ~factor.isnan()
+    has_zero = functools.reduce(torch.logical_or, (factor == 0 for factor in tensors))
+    return torch.where(is_nothing & has_zero, 0.0, result)
+
+
 class Composed(TorchDispatchMode):
-    """Compute normalisations, variances and products by their definitions in simpler operators."""
+    """Compute normalisations, variances and products by their definitions in simpler operators, and
+    gradients without those of a branch that is not taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,4 +203,7 @@ class Composed(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        return self.definitions.get(func, func)(*args, **(kwargs or {}))
+        found = self.definitions.get(func, func)(*args, **(kwargs or {}))
+        if func in _OF_SLOPES and torch._C._current_autograd_node() is not None:
+            return _without_slopes_of_nothing(found, args)
+        return found
