@@ -6,6 +6,8 @@ parentheses where it becomes an operand.
 
 from __future__ import annotations
 
+from fuselab.ejection.integers import NARROWING
+
 TRITON: dict[str, str] = {
     "abs": "tl.abs({0})",
     "acos": "libdevice.acos({0})",
@@ -71,6 +73,7 @@ TRITON: dict[str, str] = {
     "to_bool": "{0} != 0",
     "to_float": "{0}.to(COMPUTE)",
     "to_int": "{0}.to(tl.int64)",
+    **{name: f"{{0}}.to(tl.{name})" for name in NARROWING.values()},
     "trigamma": "math.trigamma({0})",
     "trunc": "libdevice.trunc({0})",
     "where": "tl.where({0}, {1}, {2})",
@@ -167,6 +170,7 @@ CPP: dict[str, str] = {
     "tan": "math::tan({0})",
     "tanh": "math::tanh({0})",
     "to_bool": "{0} != 0",
+    **{name: f"math::narrowed<V, {name}_t>({{0}})" for name in NARROWING.values()},
     "trigamma": "math::trigamma({0})",
     "trunc": "math::trunc({0})",
     "where": "math::where({0}, {1}, {2})",
@@ -259,6 +263,7 @@ CUDA: dict[str, str] = {
     "to_bool": "{0} != 0",
     "to_float": "Real({0})",
     "to_int": "int64_t({0})",
+    **{name: f"int64_t({name}_t({{0}}))" for name in NARROWING.values()},
     "trigamma": "special::trigamma({0})",
     "trunc": "trunc({0})",
     "where": "{0} ? {1} : {2}",

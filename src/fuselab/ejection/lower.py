@@ -31,6 +31,7 @@ from fuselab.ejection.loops import (
 )
 from fuselab.ejection.parts import regrouped
 from fuselab.ejection.steps import FxNode, arguments_of, at_line, expression_of, kind_of
+from fuselab.ejection.stored import constant_of
 from fuselab.errors import EjectError
 from fuselab.runtime.dropout import last_dropped
 
@@ -118,6 +119,7 @@ class Program:
     conditions: Mapping[sympy.Expr, str]  # sizes that must not be negative, each with its line
     divisions: Set[tuple[sympy.Expr, sympy.Expr]]  # sizes that numbers have to divide
     lowered: Mapping[FxNode, Any]  # what each node of the captured graph has become
+    integers: Mapping[str, torch.dtype]  # arguments whose integers are computed with in this dtype
 
     @property
     def results(self) -> tuple[Node, ...]:
@@ -134,12 +136,13 @@ def lower(
     lowering = (kind or Lowering)(captured.hints, captured.equal)
     for argument in captured.arguments:
         lowering.known[argument.node] = lowering.input(argument.node, argument.name)
+        lowering.integers.argument(argument.node, argument.name)
     for node, name in zip(captured.upstream, upstream, strict=False):
         lowering.known[node] = lowering.input(node, name)
     wanted = with_sources(captured.outputs) | captured.behind_gradients()
     for node in captured.graph.nodes:
         if node in wanted and node.op == "call_function" and node not in lowering.known:
-            lowering.known[node] = lowering.lower(node)
+            lowering.known[node] = lowering.in_range(node)
         elif node in wanted and node.op == "get_attr":
             lowering.known[node] = lowering.held_number(node)
     known = lowering.known
@@ -151,6 +154,7 @@ def lower(
         lowering.parts.conditions,
         lowering.parts.divisions,
         known,
+        lowering.integers.arguments,
     )
 
 
@@ -172,6 +176,20 @@ class Lowering(Arithmetic):
     def input(self, node: FxNode, name: str) -> Input:
         value: Tensor = node.meta["val"]
         return Input(name, self.sizes_of(node), kind_of(value.dtype))
+
+    def in_range(self, node: FxNode) -> Any:
+        """Return what a node becomes; integers wrap around as those of its dtype do."""
+        widened = self.integers.widened(node)
+        before = {one: self.known[one] for one in widened}
+        for one, value in before.items():
+            if constant_of(value) is None:
+                self.known[one] = self.element(one, value.name, value.sizes, "int", "to_int", value)
+        found = self.lower(node)
+        self.known |= before
+        function = self.integers.conversion(node)
+        if function is None or constant_of(found) is not None:
+            return found
+        return self.pointwise(node, function, (found,))
 
     def lower(self, node: FxNode) -> Any:
         target: Any = node.target

@@ -12,6 +12,7 @@ from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from fuselab.ejection.capture import is_user_named, source_line, user_name
 from fuselab.ejection.exact_sizes import floored
+from fuselab.ejection.integers import Integers
 from fuselab.ejection.loops import (
     Constant,
     Index,
@@ -41,6 +42,7 @@ class Steps:
         self.equal = equal
         self.hints = hints
         self.parts = Parts(hints)
+        self.integers = Integers()
         self.reduced: set[tuple[Sizes, tuple[int, ...]]] = set()  # sizes, and dimensions of them
         self.floors: dict[sympy.Expr, sympy.Expr] = {}  # divisions that may lose a remainder
 

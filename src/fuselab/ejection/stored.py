@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 import torch
 
+from fuselab.ejection.integers import NARROWING
 from fuselab.ejection.loops import (
     Call,
     Constant,
@@ -100,6 +101,9 @@ def folded(node: Pointwise) -> Constant | None:
     if node.function.startswith("to_"):
         (number,) = numbers
         return Constant({"float": float, "int": int, "bool": bool}[node.kind](number.value))
+    if node.function in NARROWING.values():
+        (number,) = numbers
+        return Constant(torch.tensor(number.value).to(getattr(torch, node.function)).item())
     function = getattr(torch, _TORCH_NAMES.get(node.function, node.function), None)
     if function is None:
         return None

@@ -21,7 +21,7 @@ _BINDING = {
     **dict.fromkeys(("and",), 4),
     **dict.fromkeys(("add", "sub"), 5),
     **dict.fromkeys(("mul", "div", "reciprocal"), 6),
-    "neg": 7,
+    **dict.fromkeys(("neg", "invert"), 7),
 }
 _CALL = 9
 

@@ -297,6 +297,11 @@ def mismatch_lines(package: Package) -> list[str]:
         lines.append(f"        least={package.least!r},".replace("'", '"'))
     if package.widest is not None:
         lines.append(f"        widest={package.widest},")
+    places = enumerate(package.parameters, 1)
+    dtypes = package.program.integers
+    integers = ", ".join(f"{place}: {dtypes[name]}" for place, name in places if name in dtypes)
+    if integers:
+        lines.append(f"        integers={{{integers}}},")
     decided = decided_texts(package)
     if decided:
         texts = "".join(f"{json.dumps(one)}, " for one in decided)

@@ -25,6 +25,7 @@ def mismatch(
     least: Mapping[str, int] | None = None,
     widest: torch.dtype | None = None,
     decided: Sequence[str] = (),
+    integers: Mapping[int, torch.dtype] | None = None,
 ) -> str | None:
     """Return None if the tensors have the shapes that the kernels were written for, else the
     reason in a few words.
@@ -38,6 +39,8 @@ def mismatch(
         widest: a dtype that the function computes in of its own accord; kernels do not round to it.
         decided: conditions on the sizes of names, in Python, as ``width > 64``. The function has
             taken the way that the kernels compute because they held.
+        integers: the dtype of arguments, by their place, with which kernels compute: those of
+            another dtype would wrap around elsewhere.
     """
     sizes: dict[str, int] = {}
     for place, (tensor, pattern) in enumerate(operands, 1):
@@ -66,6 +69,12 @@ def mismatch(
         if not eval(_compiled(text), {"math": math}, sizes):
             return f"the function computes something else where not {text}"
     for place, (tensor, _) in enumerate(operands, 1):
+        dtype = (integers or {}).get(place, tensor.dtype)
+        if tensor.dtype != dtype:
+            return (
+                f"argument {place} is {dtype_name(tensor.dtype)}, and the kernels compute with "
+                f"integers of {dtype_name(dtype)}"
+            )
         if widest is not None and _is_finer(tensor.dtype, widest):
             return (
                 f"argument {place} is {dtype_name(tensor.dtype)}, and the function computes in "

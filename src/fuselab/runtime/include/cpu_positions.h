@@ -84,6 +84,13 @@ FUSELAB_INLINE LongIntegers<V> integers(Stepped<V> value) {
   return value.vector();
 }
 
+// Converts integers to a type of fewer bits, as C++ does, and back.
+template <class V, class Narrow>
+FUSELAB_INLINE LongIntegers<V> narrowed(LongIntegers<V> value) {
+  using Narrows = Lanes<Narrow, lanes<V>>;
+  return __builtin_convertvector(__builtin_convertvector(value, Narrows), LongIntegers<V>);
+}
+
 // Whether every lane of such a number has 32 bits.
 template <class V>
 FUSELAB_INLINE bool is_small(int64_t first, int64_t step) {
