@@ -585,11 +585,18 @@ def _aliases_of_written(calls: Sequence[fx.Node]) -> set[fx.Node]:
     }
 
 
+def _is_view(node: fx.Node) -> bool:
+    """Return whether a call gives another tensor over the memory of one that it takes."""
+    shares = any(_storage(one) == _storage(node) for one in node.all_input_nodes)
+    return call_name(node) in ARRANGING or (shares and _writes(node) is None)
+
+
 def _without_in_place(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """Replace calls that write over a tensor of the graph's own by those that return a new one,
     where nothing else shares the tensor's memory; return the new one of each such tensor."""
     newer: dict[fx.Node, fx.Node] = {}
     nodes = list(graph.nodes)
+    views = {*filter(_is_view, nodes)}  # before calls that write are made others
     for place, node in enumerate(nodes):
         target = _writes(node)
         if target is None or target.op == "placeholder" or node.target is operator.setitem:
@@ -600,7 +607,7 @@ def _without_in_place(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         name = call_name(node)
         if any(one.op == "placeholder" for one in sharing) or not same or node.kwargs.get("out"):
             continue
-        if any(call_name(one) in ARRANGING for one in sharing) or name in ("copy_", "set_"):
+        if views.intersection(sharing) or name in ("copy_", "set_"):
             continue
         if list(map(_hint, _value(node).shape)) != list(map(_hint, _value(target).shape)):
             continue
