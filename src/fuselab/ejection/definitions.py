@@ -162,6 +162,18 @@ def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: A
     return (input if beta == 1 else input * beta) + product  # type: ignore[no-any-return]
 
 
+def _cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
+    """Return the cross product of the vectors along ``dim``, by the three coordinates."""
+    x, y = input.unbind(dim), other.unbind(dim)
+    parts = [x[k - 2] * y[k - 1] - x[k - 1] * y[k - 2] for k in range(3)]
+    return torch.stack(parts, dim)
+
+
+def _ldexp(input: Tensor, other: Tensor) -> Tensor:
+    """Return ``input`` times the power of two, as PyTorch computes it."""
+    return input * torch.pow(2.0, other)
+
+
 def definitions_in_kernels() -> dict[Any, Callable[..., Any]]:
     """Return the definitions by simpler operators of those that kernels compute so."""
     own: dict[Any, Callable[..., Any]] = {
@@ -170,6 +182,8 @@ def definitions_in_kernels() -> dict[Any, Callable[..., Any]]:
         **definitions_of_lists(),
         aten.nansum.default: _nansum,
         aten.addmm.default: _addmm,
+        aten.linalg_cross.default: _cross,
+        aten.ldexp.Tensor: _ldexp,
     }
     return {**get_decompositions(COMPOSED), **own}
 
