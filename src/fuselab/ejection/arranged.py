@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import sympy
+import torch
+from torch import fx
 
 from fuselab.ejection.capture import source_line
 from fuselab.ejection.kernels import ancestors
@@ -21,6 +23,19 @@ from fuselab.ejection.steps import (
     number_of,
 )
 from fuselab.ejection.windows import Pooling
+
+
+def rolls_several_dimensions(graph: fx.Graph) -> bool:
+    """Return whether tensors are rolled along more than one dimension. Cutting each in two would
+    multiply the parts, with a kernel for each: rows are then read where they come from, and only
+    columns, which are neighbours in memory, are cut."""
+    rolled = {
+        dim % node.meta["val"].dim() - node.meta["val"].dim()
+        for node in graph.nodes
+        if node.target is torch.ops.aten.roll.default and len(node.args) > 2
+        for dim in node.args[2]
+    }
+    return len(rolled) > 1
 
 
 class Arrangements(Pooling):
@@ -273,6 +288,9 @@ class Arrangements(Pooling):
             amount = self.exact(expression_of(number_of(shift)))
             hint, size_hint = self.hint(amount), self.hint(size)
             if not 0 < abs(hint) < size_hint:
+                result = self.rolled(node, result, dim, number_of(shift))
+                continue
+            if dim != len(result.sizes) - 1 and rolls_several_dimensions(node.graph):
                 result = self.rolled(node, result, dim, number_of(shift))
                 continue
             front = self.exact(size - amount) if hint > 0 else -amount

@@ -396,6 +396,10 @@ def _merged(sizes: Sequence[int], steps: Sequence[tuple[int, ...]], operands: in
 
 
 def _innermost_apart(loops: Loops) -> tuple[Loops, Loops]:
-    """Return all loops but the innermost, and the innermost."""
-    outer = Loops(loops.sizes[:-1] or (1,), tuple(one[:-1] or (0,) for one in loops.strides))
-    return outer, Loops(loops.sizes[-1:], tuple(one[-1:] for one in loops.strides))
+    """Return all loops but the innermost, and the innermost; several of these where the others
+    would be more than a kernel has over rows."""
+    apart = min(max(1, len(loops.sizes) - ROW_LOOPS), COLUMN_LOOPS)
+    outer = Loops(
+        loops.sizes[:-apart] or (1,), tuple(one[:-apart] or (0,) for one in loops.strides)
+    )
+    return outer, Loops(loops.sizes[-apart:], tuple(one[-apart:] for one in loops.strides))

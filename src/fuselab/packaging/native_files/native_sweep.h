@@ -174,13 +174,17 @@ class Sweep {
   }
 
   // Makes the innermost loop over rows the columns, for a kernel that names rows only.
+  // Makes the innermost loop that of the columns; several where the others would be more than a
+  // kernel has over rows.
   void innermost_apart(size_t operands) {
-    columns_ = {{rows_.sizes.back()}, {}};
+    const size_t more = rows_.sizes.size() > kRowLoops ? rows_.sizes.size() - kRowLoops : 1;
+    const size_t kept = rows_.sizes.size() - std::min<size_t>(more, kColumnLoops);
+    columns_ = {{rows_.sizes.begin() + kept, rows_.sizes.end()}, {}};
     for (Sizes& strides : rows_.strides) {
-      columns_.strides.push_back({strides.back()});
-      strides.pop_back();
+      columns_.strides.emplace_back(strides.begin() + kept, strides.end());
+      strides.resize(kept);
     }
-    rows_.sizes.pop_back();
+    rows_.sizes.resize(kept);
     if (rows_.sizes.empty()) rows_ = {{1}, std::vector<Sizes>(operands, {0})};
   }
 
