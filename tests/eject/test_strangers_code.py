@@ -26,6 +26,7 @@ from fuselab.ejection.package import planned_package
 from fuselab.ejection.regions import Region, call_name, cut
 from fuselab.errors import EjectError
 from fuselab.prove.load import load_op
+from fuselab.runtime import interpreter
 
 
 def shifted_loss(logits, labels):
@@ -109,6 +110,67 @@ def test_inplace_given_by_position() -> None:
         for step in cut(dropped, args, {}, "dropped").steps
     ]
     assert names == ["linear", ["dropout", "relu", "mul", "add"]]
+
+
+def off_the_diagonal(x: Tensor, weight: Tensor) -> Tensor:
+    products = x @ weight
+    on = torch.diagonal(products).add_(-1).pow_(2).sum()
+    return on + (products * 0.1).exp().sum()
+
+
+def test_writing_through_a_view_changes_what_is_viewed() -> None:
+    """The view of a diagonal was taken for a new tensor: the products stayed as they were."""
+    args = torch.ones(4, 8), torch.ones(8, 4)
+    made = cut(off_the_diagonal, args, {}, "off_the_diagonal")
+    steps = [step.calls if isinstance(step, Region) else [step] for step in made.steps]
+    names = [call_name(node) for calls in steps for node in calls]
+    assert names.index("pow_") < names.index("exp")
+    assert names.index("pow_") < names.index("mul")
+
+
+def crossed(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cross(x.tanh(), y, dim=-1) * 2
+
+
+def wrapped_neighbours(u: Tensor) -> Tensor:
+    return u.roll(1, 0) + u.roll(-1, 0) + u.roll(1, 1) + torch.roll(u, (1, -1), (0, 2)) - 4 * u
+
+
+def rolled_windows(x: Tensor) -> Tensor:
+    batch, height, width, channels = x.shape
+    x = torch.roll(x, shifts=(-2, 1), dims=(1, 2))
+    x = x.view(batch, height // 4, 4, width // 4, 4, channels)
+    return x.permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, channels) * 0.5 + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "kernels"),
+    [
+        (crossed, [(5, 3), (5, 3)], 1),
+        (wrapped_neighbours, [(5, 6, 7)], 2),
+        (rolled_windows, [(2, 8, 12, 5)], 1),
+    ],
+)
+def test_few_kernels_compute_it(
+    function: Callable[..., Tensor], shapes: list[tuple[int, ...]], kernels: int, tmp_path: Path
+) -> None:
+    """Rolling along three dimensions cut a tensor into 27 parts, and windows of a rolled image need
+    six loops, whose positions no copy takes the place of."""
+    generator = torch.Generator().manual_seed(5)
+    args = [torch.randn(shape, generator=generator) for shape in shapes]
+    folder = eject(function, *args, out=tmp_path / "few", inference=True)
+    text = (folder / "triton_kernels.py").read_text("utf-8")
+    assert text.count("@triton.jit") == kernels
+    op = load_op(str(folder))
+    found = (
+        op.implementations["cpp"].forward(*args),
+        op.implementations["cpp"].forward(
+            *(one.transpose(0, 1).contiguous().transpose(0, 1) for one in args)
+        ),
+    )
+    interpreted = interpreter.run(f"{folder}/op.py:forward_triton", *args)
+    for one in (*found, interpreted):
+        torch.testing.assert_close(one, function(*args))
 
 
 def similarities(z: Tensor) -> Tensor:
