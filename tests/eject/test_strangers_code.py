@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import enum
 import importlib
+import operator
 import os
 import subprocess
 import sys
@@ -16,10 +17,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_structure
 
 import fuselab
+from fuselab.ejection.calls import call_text
 from fuselab.ejection.eject import eject
 from fuselab.ejection.fold import formatted
 from fuselab.ejection.package import planned_package
@@ -126,6 +128,15 @@ def test_writing_through_a_view_changes_what_is_viewed() -> None:
     names = [call_name(node) for calls in steps for node in calls]
     assert names.index("pow_") < names.index("exp")
     assert names.index("pow_") < names.index("mul")
+
+
+def test_a_product_of_sizes_is_divided_by_as_a_whole() -> None:
+    """``a / (b * c)`` was written as ``a / b * c``."""
+    graph = fx.Graph()
+    x, count = graph.placeholder("x"), graph.placeholder("count")
+    divided = graph.call_function(operator.truediv, (x, count))
+    text = call_text(divided, {x: "x", count: "z.shape[1] * z.shape[0]"})
+    assert text == "x / (z.shape[1] * z.shape[0])"
 
 
 def crossed(x: Tensor, y: Tensor) -> Tensor:

@@ -113,7 +113,12 @@ def call_text(node: fx.Node, names: Mapping[Any, str]) -> str:
     if node.op == "call_method":
         return f"{arguments[0]}.{target}({', '.join([*arguments[1:], *keywords])})"
     if target in INFIX and len(arguments) == 2:
-        return f"{arguments[0]} {INFIX[target]} {arguments[1]}"
+        # A size may be a product, as that of a flattened dimension.
+        first, second = (
+            f"({text})" if isinstance(value, fx.Node) and " " in text else text
+            for value, text in zip(node.args, arguments, strict=True)
+        )
+        return f"{first} {INFIX[target]} {second}"
     if target in _PREFIX:
         return f"{_PREFIX[target]}{arguments[0]}"
     if target in IN_PLACE:
