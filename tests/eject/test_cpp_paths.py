@@ -42,6 +42,13 @@ def pooled(x):
     return F.max_pool2d(F.relu(x), 3, 2, 1), F.avg_pool2d(x, 3, 1, 1)
 
 
+def bordered(x):
+    """Reflect, repeat, wrap and shift positions, so that borders of each kind meet."""
+    reflected = F.pad(x, (2, 1, 1, 2), mode="reflect") * 2
+    repeated = F.pad(x, (2, 1, 0, 3), mode="replicate")
+    return reflected + repeated + F.pad(x.roll(3, -1).tril(1), (3, 0, 2, 1))
+
+
 def counted_where(x, keep):
     return (x > 0).sum(-1), (keep & (x < 1)).sum((0, 1))
 
@@ -77,6 +84,7 @@ EXAMPLES = {
     causal: (torch.zeros(2, 9, 9),),
     summed_difference: (torch.zeros(5, 9), torch.zeros(5, 9)),
     pooled: (torch.zeros(2, 3, 9, 11),),
+    bordered: (torch.zeros(2, 3, 9, 11),),
     counted_where: (torch.zeros(2, 3, 9), torch.zeros(2, 3, 9, dtype=torch.bool)),
     elementary: (torch.zeros(9),),
 }
@@ -187,6 +195,16 @@ def test_windows_that_reach_beyond_a_tensor(package, run, width, dtype):
         expected = pooled(one.double())
         assert torch.equal(largest.double(), expected[0])
         torch.testing.assert_close(mean, expected[1].to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(7, 4), (9, 37), (4, 700)], ids=str)
+def test_stretches_between_borders(package, run, shape, dtype):
+    """Borders lie within one vector, in two neighbouring ones, and far apart."""
+    assert "for_each_by_stretch<" in (package(bordered)[0] / "cpu_kernels.cpp").read_text()
+    x = torch.randn(2, 3, *shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    for one in (x, x.transpose(2, 3), x.to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(run(bordered, one), bordered(one))
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 9), (4, 50, 700), (1, 33, 4099), (3, 0, 5)], ids=str)

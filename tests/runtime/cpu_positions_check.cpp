@@ -1,6 +1,8 @@
 // Numbers that grow from lane to lane, compared, converted and loaded at, for
 // test_cpu_positions.py.
 
+#include <tuple>
+
 #include "cpu_positions.h"
 
 // Stores for each pair of numbers {first, step} the four comparisons, lane by lane: as Stepped
@@ -36,5 +38,39 @@ void combine(const int64_t* pairs, int64_t* sums, Real* reals, int64_t count) {
       sums[16 * i + lane] = whole[lane];
       reals[16 * i + lane] = real[lane];
     }
+  }
+}
+
+// Stores for each pair of numbers {first, step} how far from the first lane on one course holds, and
+// in the lanes up to there what Lines then give: whether a < b, a <= b and a = b, the larger and the
+// smaller number, the absolute value of a, and |a| / 2.
+template <class Real>
+void within_stretch(const int64_t* pairs, int64_t* lengths, int64_t* found, int64_t count) {
+  using V = Vector<Real>;
+  const auto values = [](auto a, auto b) {
+    using math::where_integer;
+    const int64_t one = 1, none = 0;
+    const auto absolute = math::absolute_integer<V>(a);
+    return std::tuple{where_integer<V>(math::less<V>(a, b), one, none),
+                      where_integer<V>(math::at_most<V>(a, b), one, none),
+                      where_integer<V>(math::equal<V>(a, b), one, none),
+                      math::larger_integer<V>(a, b),
+                      math::smaller_integer<V>(a, b),
+                      absolute,
+                      absolute / int64_t(2)};
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t* const pair = pairs + 4 * i;
+    math::Stretch stretch;
+    values(math::Line<V>(pair[0], pair[1], &stretch), math::Line<V>(pair[2], pair[3], &stretch));
+    lengths[i] = stretch.lanes;
+    const auto lines = values(math::Line<V>(pair[0], pair[1]), math::Line<V>(pair[2], pair[3]));
+    int64_t k = 0;
+    const auto put = [&](auto number) {
+      for (int64_t lane = 0; lane < lanes<V>; ++lane)
+        found[(7 * i + k) * 16 + lane] = math::integers<V>(number)[lane];
+      ++k;
+    };
+    std::apply([&](auto... number) { (put(number), ...); }, lines);
   }
 }

@@ -64,3 +64,42 @@ def test_sums_and_their_conversion_are_exact(dtype):
     )
     assert torch.equal(sums[:, :lanes], expected)
     assert torch.equal(reals[:, :lanes], expected.to(dtype))
+
+
+# Numbers that meet, cross between two lanes, cross behind a vector, and never cross.
+CROSSING = [
+    (first, step, other, growth)
+    for first in (-40, -8, -3, -1, 0, 1, 2, 7, 30)
+    for step in (-2, -1, 0, 1, 3)
+    for other, growth in ((0, 0), (1, 0), (-2, 1), (5, 1), (6, -2), (2**40, 0))
+]
+
+
+@pytest.mark.parametrize("dtype", NAMES, ids=["float32", "float64"])
+def test_numbers_within_a_stretch(dtype):
+    pairs = torch.tensor(CROSSING)
+    lengths = torch.zeros(len(CROSSING), dtype=torch.int64)
+    found = torch.full((len(CROSSING), 7, 16), 777)
+    arguments = (pairs, lengths, found, i64(len(CROSSING)))
+    SOURCE.launch(f"within_stretch<{NAMES[dtype]}>", arguments)
+    lanes = int((found[0, 0] != 777).sum())
+    for place, (first, step, other, growth) in enumerate(CROSSING):
+        expected, course = [], []
+        for lane in range(100):
+            a, b = first + step * lane, other + growth * lane
+            expected.append([a < b, a <= b, a == b, max(a, b), min(a, b), abs(a), abs(a) // 2])
+            course.append((a < b, b < a, a < 0))
+        # An even quotient of a step that is odd holds for one lane.
+        length = next((lane for lane in range(100) if course[lane] != course[0]), 100)
+        length = 1 if step % 2 else length
+        assert min(int(lengths[place]), 100) == length, CROSSING[place]
+        here = min(length, lanes)
+        wanted = torch.tensor(expected[:here], dtype=torch.int64).T
+        assert torch.equal(found[place, :, :here], wanted), CROSSING[place]
+
+
+def test_a_stretch_ends_where_a_difference_does_not_fit():
+    pairs = torch.tensor([(-(2**63), 1, 2**62, 0), (2**62 + 5, 1, 0, 0)])
+    lengths = torch.zeros(2, dtype=torch.int64)
+    SOURCE.launch("within_stretch<float>", (pairs, lengths, torch.zeros(2, 7, 16).long(), i64(2)))
+    assert lengths.tolist() == [1, 1]

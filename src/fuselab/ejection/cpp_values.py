@@ -5,8 +5,16 @@ from __future__ import annotations
 import math
 from typing import TypeGuard
 
-from fuselab.ejection.functions import CPP_SLOW
-from fuselab.ejection.loops import Apply, Constant, Expression, Size, element_kind
+from fuselab.ejection.functions import CPP_INTEGERS, CPP_SLOW
+from fuselab.ejection.loops import (
+    Apply,
+    Constant,
+    Expression,
+    Position,
+    Size,
+    element_kind,
+    walk,
+)
 
 _ARITHMETIC = frozenset({"add", "sub", "mul", "div", "neg", "reciprocal"})
 
@@ -25,6 +33,15 @@ def compares_integers(one: Expression) -> bool:
         and one.kind == "bool"
         and any(element_kind(operand) == "int" for operand in one.operands)
     )
+
+
+def changes_with_position(one: Expression) -> bool:
+    """Return whether a value takes another course at other positions: a comparison of them, or a
+    function of them that is made of straight lines, as an absolute value is."""
+    has_course = isinstance(one, Apply) and (
+        compares_integers(one) or (one.kind == "int" and one.function in CPP_INTEGERS)
+    )
+    return has_course and any(isinstance(part, Position) for part in walk([one]))
 
 
 def is_power_of_two(one: Expression) -> TypeGuard[Constant]:

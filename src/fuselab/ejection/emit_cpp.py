@@ -21,6 +21,7 @@ from fuselab.ejection.cpp_text import (
     word_texts,
 )
 from fuselab.ejection.cpp_values import (
+    changes_with_position,
     compares_integers,
     is_power_of_two,
     is_scalar,
@@ -30,6 +31,7 @@ from fuselab.ejection.functions import (
     CPP,
     CPP_CASTS,
     CPP_INTEGER_COMPARISONS,
+    CPP_INTEGERS,
     CPP_REDUCTIONS,
 )
 from fuselab.ejection.guards import guarded_children, guards_of, unguarded
@@ -54,7 +56,7 @@ from fuselab.errors import EjectError
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "not"})
 # What positions take without becoming vectors (cpu_positions.h).
-_OF_POSITIONS = frozenset({"add", "sub", "mul", "neg", "intdiv"})
+_OF_POSITIONS = frozenset({"add", "sub", "mul", "neg", "intdiv", *CPP_INTEGERS})
 _OF_MASKS = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}
 
 
@@ -316,12 +318,13 @@ class _Kernel:
         self.begin_scans([one.operand for one in reduced])
         names = ", ".join(self.names[one] for one in reduced)
         names = names if len(reduced) == 1 else f"[{names}]"
-        self.open(f"const auto {names} = rows.reduce([=](auto at) {{")
+        terms = [one.operand for one in reduced]
+        self.open(f"const auto {names} = {self.by_stretch('rows.reduce(', terms)}[=](auto at) {{")
         outer = dict(self.known)
-        self.define([one.operand for one in reduced])
-        terms = list(map(self.term, reduced))
-        listed = ", ".join(terms)
-        self.write(f"return {listed if len(terms) == 1 else f'std::tuple{{{listed}}}'};")
+        self.define(terms)
+        texts = list(map(self.term, reduced))
+        listed = ", ".join(texts)
+        self.write(f"return {listed if len(texts) == 1 else f'std::tuple{{{listed}}}'};")
         self.close(outer)
         for one in reduced:
             self.known[one] = f"at({self.names[one]})"
@@ -332,7 +335,7 @@ class _Kernel:
         if getattr(operand, "function", "") == "to_int" and operand not in self.names:
             (operand,) = children(operand)
         if (one.function, kind, element_kind(operand)) == ("sum", "int", "bool"):
-            return f"Count{{{self.vector(operand, 'bool')}}}"
+            return f"Count{{math::mask<V>({self.vector(operand, 'bool')})}}"
         return f"{CPP_REDUCTIONS[one.function]}{{{self.vector(one.operand, kind)}}}"
 
     def pick(self, one: Reduced, picked: Pick) -> None:
@@ -367,7 +370,7 @@ class _Kernel:
         if walk == "rows.each(":
             self.hoist(values)
             self.begin_scans(values)
-        self.open(f"{walk}[=](auto at) {{")
+        self.open(f"{self.by_stretch(walk, values)}[=](auto at) {{")
         outer = dict(self.known)
         self.define(values)
         for operand, value in zip(operands, values, strict=True):
@@ -387,6 +390,13 @@ class _Kernel:
         self.known = outer
         self.indent -= 1
         self.write("});")
+
+    def by_stretch(self, walk: str, values: Sequence[Expression]) -> str:
+        """Return the beginning of a loop that computes ``values``, in the form that is faster where
+        they compare positions."""
+        if not any(map(changes_with_position, self.needed(values))):
+            return walk
+        return re.sub("(each|once|reduce)", r"\1_by_stretch", walk, count=1)
 
     def stored(self, on_columns: bool) -> list[Operand]:
         """Return the results with an element for each column, or those for each row only."""
@@ -539,11 +549,11 @@ class _Kernel:
             return self.cast(one.operands[0], one.kind)
         if one.function == "where":
             texts = [self.vector(one.operands[0], "bool")]
-            texts += [self.vector(operand, one.kind) for operand in one.operands[1:]]
-            template = CPP["where"]
             if one.kind == "int":
-                template = template.replace("where", "where_integer<V>")
-            return applied(template, texts)
+                texts += [self.value(operand, "int") for operand in one.operands[1:]]
+                return applied(CPP_INTEGERS["where"], texts)
+            texts += [self.vector(operand, one.kind) for operand in one.operands[1:]]
+            return applied(CPP["where"], texts)
         kind = one.kind
         if one.function == "kept":
             seed, position = (self.value(operand, "int") for operand in one.operands[:2])
@@ -554,7 +564,7 @@ class _Kernel:
         operands = one.operands
         if function == "div" and is_power_of_two(operands[1]):
             function, operands = "mul", (operands[0], Constant(1 / operands[1].value))
-        template = CPP[function]
+        template = CPP_INTEGERS.get(function, CPP[function]) if kind == "int" else CPP[function]
         if one.kind == "bool" and kind == "int" and function in CPP_INTEGER_COMPARISONS:
             texts = [self.value(operand, kind) for operand in operands]
             return applied(CPP_INTEGER_COMPARISONS[function], texts)
@@ -562,7 +572,7 @@ class _Kernel:
         if has_reciprocal and self.plan.axes_of(one) & self.column_axes:
             texts = [self.vector(operand, kind) for operand in operands]
             return f"math::quotient({', '.join([*texts, self.reciprocals[operands[1]]])})"
-        is_vector = "math::" in template or (kind == "int" and function not in _OF_POSITIONS)
+        is_vector = function not in _OF_POSITIONS if kind == "int" else "math::" in template
         texts = [
             self.vector(operand, kind) if is_vector else self.value(operand, kind)
             for operand in operands
@@ -600,10 +610,11 @@ class _Kernel:
         return f"math::splat<{'V' if kind == 'float' else 'LongIntegers<V>'}>({text})"
 
     def may_step(self, one: Expression) -> bool:
-        """Return whether the text of an integer can be a Stepped number of cpu_positions.h."""
+        """Return whether the text of an integer can be a Stepped number or a Line of
+        cpu_positions.h."""
         if isinstance(one, Position) or (one in self.known and self.known[one].startswith("at(")):
             return True
-        steps = isinstance(one, Apply) and one.function in ("add", "sub", "mul", "neg")
+        steps = isinstance(one, Apply) and one.function in _OF_POSITIONS
         return steps and element_kind(one) == "int" and any(map(self.may_step, children(one)))
 
     def plain(self, one: Expression) -> str:

@@ -290,6 +290,14 @@ CPP_INTEGER_COMPARISONS: dict[str, str] = {
     "ne": "math::unequal<V>({0}, {1})",
 }
 
+# Functions of integers that positions take without becoming vectors (cpu_positions.h).
+CPP_INTEGERS: dict[str, str] = {
+    "abs": "math::absolute_integer<V>({0})",
+    "maximum": "math::larger_integer<V>({0}, {1})",
+    "minimum": "math::smaller_integer<V>({0}, {1})",
+    "where": "math::where_integer<V>({0}, {1}, {2})",
+}
+
 # The types of `runtime/include/cuda_sweep.h` that join the elements of each reduction.
 CUDA_REDUCTIONS: dict[str, str] = {
     "sum": "Sum",

@@ -80,6 +80,10 @@ template <class V>
 FUSELAB_INLINE int64_t of_all_lanes(Stepped<V> number) {
   return number.first;
 }
+template <class V>
+FUSELAB_INLINE int64_t of_all_lanes(Line<V> number) {
+  return number.first;
+}
 
 // Returns whether the elements at `position` are kept by the dropout `number` of a seed: by random
 // words above `last_dropped`. The key is the seed, which is the same in all lanes. Four elements in a
@@ -91,7 +95,7 @@ FUSELAB_INLINE Integers<V> kept(Seed seed, Place position, uint32_t number, uint
   if constexpr (std::is_same_v<Place, LongIntegers<V>>) {
     word = words_at<V>(key, position, number);
   } else {
-    const Stepped<V> place(position);
+    const Stepped<V> place = stepped<V>(position);
     word = place.step == 1 ? words_in_a_row<V>(key, place.first, number)
                            : words_at<V>(key, place.vector(), number);
   }

@@ -101,12 +101,6 @@ FUSELAB_INLINE Integers<V> compared(LongIntegers<V> a, LongIntegers<V> b, Compar
     return mask<V>(compare(a, b));
   }
 }
-template <class V>
-FUSELAB_INLINE LongIntegers<V> where_integer(Integers<V> condition, LongIntegers<V> a,
-                                             LongIntegers<V> b) {
-  const LongIntegers<V> wide = __builtin_convertvector(condition, LongIntegers<V>);
-  return (a & wide) | (b & ~wide);
-}
 
 // --- arithmetic
 

@@ -26,6 +26,7 @@
 #include <memory>
 #include <new>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "cpu_positions.h"
@@ -476,6 +477,11 @@ enum class Extent {
   part     // the first `count` lanes, of any stride
 };
 
+// What positions are at a place (cpu_positions.h): Stepped numbers; or Lines, within a stretch in which
+// no condition on positions changes, or to find out how far one reaches. To find out, nothing is
+// loaded, stored or added to anything.
+enum class Positions { stepped, within_stretch, finding_stretch };
+
 // Offsets of all operands: at the first lane, from lane to lane, and from one vector to the next
 // across the lanes: to the next row, or to the next column where lanes are rows.
 template <int operands>
@@ -511,20 +517,24 @@ struct Run {
 // A vector's place: `first` is its first lane's column in the run (or row of the block), `along` its
 // column, `strip` its row of the block (or strip of rows), and `kept` its offset in what is kept of
 // the block.
-template <class Real, Lane lane, int operands, Extent extent>
+template <class Real, Lane lane, int operands, Extent extent,
+          Positions positions = Positions::stepped>
 class At {
  public:
   using V = Vector<Real>;
 
   FUSELAB_INLINE At(const Run<V, operands>& run, int64_t first, int64_t along, int64_t count,
-                    int64_t strip, int64_t kept)
-      : run_(run), first_(first), along_(along), count_(count), strip_(strip), kept_(kept) {}
+                    int64_t strip, int64_t kept, math::Stretch* stretch = nullptr)
+      : run_(run), first_(first), along_(along), count_(count), strip_(strip), kept_(kept),
+        stretch_(stretch) {}
 
   template <int place, class Element>
   FUSELAB_INLINE auto operator()(Array<place, Element> array) const {
     const int64_t stride = stride_of<place>();
     if constexpr (std::is_void_v<Element>) {
-      return math::Stepped<V>(offset<place>() + first_ * stride, stride);
+      return number(math::Stepped<V>(offset<place>() + first_ * stride, stride));
+    } else if constexpr (is_finding) {
+      return nothing<Element>();
     } else {
       using Plain = std::remove_const_t<Element>;
       const auto* from = reinterpret_cast<const Stored<Plain>*>(array.data) + offset<place>();
@@ -555,7 +565,12 @@ class At {
   // number. It grows regularly from lane to lane, as in a window; or mostly it does, or it is the same
   // in all, as that of a row chosen by an index.
   template <int place, class Element>
+  FUSELAB_INLINE auto chosen(Array<place, Element> array, math::Line<V> beyond) const {
+    return chosen(array, beyond.stepped());
+  }
+  template <int place, class Element>
   FUSELAB_INLINE auto chosen(Array<place, Element> array, math::Stepped<V> beyond) const {
+    if constexpr (is_finding) return nothing<Element>();
     using Plain = std::remove_const_t<Element>;
     const int64_t step = stride_of<place>() + beyond.step;
     const auto* const first = first_of<place, Plain>(array) + beyond.first;
@@ -564,6 +579,7 @@ class At {
   }
   template <int place, class Element>
   FUSELAB_INLINE auto chosen(Array<place, Element> array, LongIntegers<V> beyond) const {
+    if constexpr (is_finding) return nothing<Element>();
     using Plain = std::remove_const_t<Element>;
     const auto* const first = first_of<place, Plain>(array);
     const int64_t stride = stride_of<place>(), step = stride + beyond[1] - beyond[0];
@@ -576,8 +592,19 @@ class At {
   // Returns these elements in the lanes where `condition` is true, and 0 in the others, for which
   // nothing is read.
   template <int place, class Element, class Beyond>
+  FUSELAB_INLINE auto chosen_where(Array<place, Element> array, math::Same condition,
+                                   Beyond beyond) const {
+    return condition.value ? chosen(array, beyond) : nothing<Element>();
+  }
+  template <int place, class Element>
+  FUSELAB_INLINE auto chosen_where(Array<place, Element> array, Integers<V> condition,
+                                   math::Line<V> beyond) const {
+    return chosen_where(array, condition, beyond.stepped());
+  }
+  template <int place, class Element, class Beyond>
   FUSELAB_INLINE auto chosen_where(Array<place, Element> array, Integers<V> condition,
                                    Beyond beyond) const {
+    if constexpr (is_finding) return nothing<Element>();
     using Plain = std::remove_const_t<Element>;
     using Found = StoredLanes<V, Plain>;
     const auto* const first = first_of<place, Plain>(array);
@@ -607,33 +634,22 @@ class At {
     }
   }
   template <class Value>
-  FUSELAB_INLINE Value operator()(const PerRow<Value, Lane::row>& value) const {
-    return value.strip[strip_];
+  FUSELAB_INLINE auto operator()(const PerRow<Value, Lane::row>& value) const {
+    return number(value.strip[strip_]);
   }
+  // What belongs to a row is the same in all of its columns.
   template <class Value>
   FUSELAB_INLINE auto operator()(const PerRow<Value, Lane::column>& value) const {
-    if constexpr (lane == Lane::column) {
+    if constexpr (lane == Lane::row) {
+      return number(value.rows);
+    } else if constexpr (std::is_same_v<Value, Counts<V>>) {
+      return number(math::Stepped<V>(value.rows.number[strip_]));
+    } else if constexpr (std::is_same_v<Value, math::Stepped<V>>) {
+      return number(math::Stepped<V>(value.rows.first + strip_ * value.rows.step));
+    } else if constexpr (std::is_same_v<Value, Integers<V>> && has_lines) {
+      return math::Same{value.rows[strip_] != 0};
+    } else {
       return math::splat<Value>(value.rows[strip_]);
-    } else {
-      return value.rows;
-    }
-  }
-  // An integer that belongs to a row is the same in all of its columns.
-  FUSELAB_INLINE auto operator()(const PerRow<Counts<V>, Lane::column>& value) const {
-    if constexpr (lane == Lane::column) {
-      return math::Stepped<V>(value.rows.number[strip_]);
-    } else {
-      return value.rows.number;
-    }
-  }
-  FUSELAB_INLINE auto operator()(const PerRow<Counts<V>, Lane::row>& value) const {
-    return value.strip[strip_].number;
-  }
-  FUSELAB_INLINE auto operator()(const PerRow<math::Stepped<V>, Lane::column>& value) const {
-    if constexpr (lane == Lane::column) {
-      return math::Stepped<V>(value.rows.first + strip_ * value.rows.step);
-    } else {
-      return value.rows;
     }
   }
   template <class Body>
@@ -641,6 +657,7 @@ class At {
     return value.body(*this);
   }
   FUSELAB_INLINE V operator()(Kept<V> kept) const {
+    if constexpr (is_finding) return V{};
     if constexpr (is_part_of_a_row) {
       return ::load<V>(kept.data + kept_, First{count_});
     } else {
@@ -652,6 +669,7 @@ class At {
   // come one after the other. Where lanes are columns, what came before is in all lanes of the state.
   template <class Term>
   FUSELAB_INLINE auto scan(SoFar<Term> so_far, Term term) const {
+    if constexpr (is_finding) return term.value;
     typename Term::State& state = so_far.states[strip_];
     if constexpr (lane == Lane::row) {
       state.include(term.value);
@@ -667,6 +685,7 @@ class At {
 
   // Keeps a value for a later sweep, and returns it.
   FUSELAB_INLINE V keep(Kept<V> kept, V value) const {
+    if constexpr (is_finding) return value;
     if constexpr (is_part_of_a_row) {
       ::store<false>(kept.data + kept_, value, First{count_});
     } else {
@@ -677,6 +696,7 @@ class At {
 
   // Adds terms to the sums of their columns.
   FUSELAB_INLINE void add(RowSum<V> sum, V terms) const {
+    if constexpr (is_finding) return;
     if constexpr (lane == Lane::row) {
       if constexpr (extent == Extent::part)
         terms = choose(first_lanes<Integers<V>>(count_), terms, V{});
@@ -692,6 +712,8 @@ class At {
 
   template <int place, class Element, class Value>
   FUSELAB_INLINE void store(Array<place, Element> array, Value value) const {
+    if constexpr (is_finding) return;
+    if constexpr (std::is_same_v<Value, math::Same>) return store(array, Integers<V>(value));
     const int64_t stride = stride_of<place>();
     auto* to = reinterpret_cast<Stored<Element>*>(array.data) + offset<place>();
     if constexpr (has_squares<Element>) {
@@ -708,7 +730,9 @@ class At {
     }
     if constexpr (extent == Extent::part && has_masked_tail<V, Element>) {
       if (stride == 1) {
-        return ::store<false>(array.data + offset<place>() + first_, value, First{count_});
+        auto* const first = array.data + offset<place>() + first_;
+        if (count_ == lanes<V>) return ::store<false>(first, value);  // a mask takes many cycles
+        return ::store<false>(first, value, First{count_});
       }
     }
     const StoredLanes<V, Element> elements = stored<V, Element>(value);
@@ -739,9 +763,40 @@ class At {
 
  private:
   static constexpr bool is_part_of_a_row = lane == Lane::column && extent == Extent::part;
+  static constexpr bool has_lines = positions != Positions::stepped;
+  static constexpr bool is_finding = positions == Positions::finding_stretch;
   template <class Element>
   static constexpr bool has_squares =
       lane == Lane::row && (is_short<Element> || std::is_floating_point_v<Element>);
+
+  // Returns elements that have not been loaded.
+  template <class Element>
+  static FUSELAB_INLINE auto nothing() {
+    using Plain = std::remove_const_t<Element>;
+    return computed<V, Plain>(StoredLanes<V, Plain>{});
+  }
+
+  // Returns a value of the rows as positions are here. A vector of it says nothing of the next one.
+  template <class Value>
+  FUSELAB_INLINE auto number(const Value& value) const {
+    if constexpr (std::is_same_v<Value, math::Stepped<V>> && has_lines) {
+      return math::Line<V>(value.first, value.step, stretch_of());
+    } else if constexpr (std::is_same_v<Value, Counts<V>> && has_lines) {
+      const int64_t first = value.number[0], step = value.number[1] - first;
+      if (is_finding) stretch_->end_at(is_regular<V>(value.number, step) ? lanes<V> : 1);
+      return math::Line<V>(first, step, stretch_of());
+    } else if constexpr (std::is_same_v<Value, Integers<V>> && has_lines) {
+      const bool is_true = value[0] != 0;
+      if (is_finding) stretch_->end_at(math::any(value) == math::any(~value) ? 1 : lanes<V>);
+      return math::Same{is_true};
+    } else if constexpr (std::is_same_v<Value, Counts<V>>) {
+      return value.number;
+    } else {
+      return value;
+    }
+  }
+  // A null pointer that the compiler knows to be one takes no test.
+  FUSELAB_INLINE math::Stretch* stretch_of() const { return is_finding ? stretch_ : nullptr; }
 
   template <int place>
   FUSELAB_INLINE int64_t stride_of() const {
@@ -764,6 +819,7 @@ class At {
 
   const Run<V, operands>& run_;
   int64_t first_, along_, count_, strip_, kept_;
+  math::Stretch* stretch_;
 };
 
 // --- blocks of rows -------------------------------------------------------------------------------
@@ -829,9 +885,10 @@ class Rows {
  public:
   using V = Vector<Real>;
   static constexpr int64_t width = lanes<V>;
-  template <Extent extent>
-  using Place = At<Real, lane, operands, extent>;
-  using PlaceOfRows = At<Real, Lane::row, operands, Extent::part>;  // without a column
+  template <Extent extent, Positions positions = Positions::stepped>
+  using Place = At<Real, lane, operands, extent, positions>;
+  template <Positions positions = Positions::stepped>
+  using PlaceOfRows = At<Real, Lane::row, operands, Extent::part, positions>;  // without a column
 
   Rows(const Loops<operands>& loops, const Blocks<Real, lane, operands>& blocks, int64_t block,
        bool shares)
@@ -857,11 +914,12 @@ class Rows {
   // Calls body(at) for every vector of the rows and all of their columns.
   template <class Body>
   void each(Body body) const {
-    in_pieces([&](int64_t, int64_t begin, int64_t end) { each_between(begin, end, body); });
+    each_of<Walked{.in_any_order = true}>(body);
   }
+  // Does the same, and is faster where the body compares positions.
   template <class Body>
-  void each_between(int64_t begin, int64_t end, Body body) const {
-    walk<true>(begin, end, [body](int64_t, auto run) __attribute__((always_inline)) { run(body); });
+  void each_by_stretch(Body body) const {
+    each_of<Walked{.in_any_order = true, .by_stretch = true}>(body);
   }
 
   // Returns body(at) for every vector of rows, without a column.
@@ -903,6 +961,19 @@ class Rows {
   template <class Body>
   __attribute__((flatten)) void once(Body body) const {
     for (int64_t strip = 0; strip < strips_; ++strip) body(place_of_rows(strip));
+  }
+  // Does the same, and is faster where the body compares positions.
+  template <class Body>
+  __attribute__((flatten)) void once_by_stretch(Body body) const {
+    for (int64_t strip = 0; strip < strips_; ++strip) {
+      math::Stretch stretch;
+      body(place_of_rows<Positions::finding_stretch>(strip, &stretch));
+      if (stretch.lanes >= std::min(count_ - strip * width, width)) {
+        body(place_of_rows<Positions::within_stretch>(strip));
+      } else {
+        body(place_of_rows(strip));
+      }
+    }
   }
 
   // Returns body(at) of every row at its column `index`, and 0 where there is no such column: what
@@ -952,14 +1023,39 @@ class Rows {
   // Maximum or Minimum, or a tuple of these.
   template <class Body>
   auto reduce(Body body) const {
-    using Terms = decltype(as_tuple(body(std::declval<Place<Extent::part>>())));
-    return reduced_terms<Terms>(body, std::make_index_sequence<std::tuple_size_v<Terms>>{});
+    return reduce_of<Walked{}>(body);
+  }
+  // Does the same, and is faster where the body compares positions.
+  template <class Body>
+  auto reduce_by_stretch(Body body) const {
+    return reduce_of<Walked{.by_stretch = true}>(body);
   }
 
  private:
-  FUSELAB_INLINE PlaceOfRows place_of_rows(int64_t strip) const {
+  // How rows are walked: in any order where a sweep reduces nothing, and by stretches in which no
+  // condition on positions changes.
+  struct Walked {
+    bool in_any_order = false, by_stretch = false;
+  };
+
+  template <Walked how, class Body>
+  void each_of(Body body) const {
+    in_pieces([&](int64_t, int64_t begin, int64_t end) {
+      walk<how>(begin, end, body,
+                [body](int64_t, auto run) __attribute__((always_inline)) { run(body); });
+    });
+  }
+  template <Walked how, class Body>
+  auto reduce_of(Body body) const {
+    using Terms = decltype(as_tuple(body(std::declval<Place<Extent::part>>())));
+    return reduced_terms<how, Terms>(body, std::make_index_sequence<std::tuple_size_v<Terms>>{});
+  }
+
+  template <Positions positions = Positions::stepped>
+  FUSELAB_INLINE PlaceOfRows<positions> place_of_rows(int64_t strip,
+                                                      math::Stretch* stretch = nullptr) const {
     const int64_t first = strip * width;
-    return {run_, first, 0, std::min(count_ - first, width), strip, 0};
+    return {run_, first, 0, std::min(count_ - first, width), strip, 0, stretch};
   }
 
   template <class Index>
@@ -996,7 +1092,7 @@ class Rows {
     return run;
   }
 
-  template <class Terms, class Body, std::size_t... place>
+  template <Walked how, class Terms, class Body, std::size_t... place>
   auto reduced_terms(Body body, std::index_sequence<place...>) const {
     using Partials = std::tuple<typename std::tuple_element_t<place, Terms>::Partial...>;
     using States = std::tuple<typename std::tuple_element_t<place, Terms>::State...>;
@@ -1005,7 +1101,8 @@ class Rows {
     std::uninitialized_default_construct_n(states, count * units_);
     in_pieces([&](int64_t piece, int64_t begin, int64_t end) {
       States* const own = states + piece * units_;
-      walk<>(begin, end, [body, own](int64_t unit, auto run) __attribute__((always_inline)) {
+      walk<how>(begin, end, body, [body, own](int64_t unit, auto run)
+                                      __attribute__((always_inline)) {
         Partials partials;
         run([&](auto at) __attribute__((always_inline)) {
           const Terms terms = as_tuple(body(at));
@@ -1058,12 +1155,16 @@ class Rows {
   // Calls visit(unit, run) for the rows (or strips of rows) and short runs of columns in
   // [begin, end); run(body) calls body(at) for the vectors of one. In any order (a sweep that reduces
   // nothing) strips are visited column by column, so that memory is written in one piece, unless
-  // columns are transposed on the way.
-  template <bool in_any_order = false, class Visit>
-  __attribute__((noinline, flatten)) void walk(int64_t begin, int64_t end, Visit visit) const {
+  // columns are transposed on the way. `kernel` is the body that compares positions.
+  template <Walked how, class Kernel, class Visit>
+  __attribute__((noinline, flatten)) void walk(int64_t begin, int64_t end, Kernel kernel,
+                                               Visit visit) const {
     // 64 vectors of a row; or a few columns, with the strips side by side in memory.
     constexpr int64_t longest = lane == Lane::column ? 64 * width : 16;
     if (begin == end) return;  // a loop of columns may have the size 0
+    if constexpr (how.by_stretch && lane == Lane::row) {
+      if (is_window() && end - begin == loops_.columns) return walk_windows(kernel, visit);
+    }
     const int64_t inner = loops_.column_size_2;
     auto [run_of_columns, first] = divided(begin, inner);
     auto [outer, middle] = divided(run_of_columns, loops_.column_size_1);
@@ -1079,6 +1180,7 @@ class Rows {
         for (int64_t row = 0; row < count_; ++row) {
           const int64_t kept = row * loops_.columns + before;
           visit(row, [&](auto body) __attribute__((always_inline)) {
+            if constexpr (how.by_stretch) return walk_stretches(run, row, kept, kernel, body);
             int64_t at = first;
             if (is_dense_) {
               for (; at + width <= last; at += width)
@@ -1090,7 +1192,7 @@ class Rows {
             }
           });
         }
-      } else if (in_any_order && is_direct()) {
+      } else if (how.in_any_order && is_direct()) {
         run.along_rows = true;
         const int64_t whole = is_dense_ ? count_ / width : 0;
         for (int64_t at = first; at < last; ++at) {
@@ -1129,6 +1231,117 @@ class Rows {
         first = 0;
         if (++middle == loops_.column_size_1) middle = 0, ++outer;
       }
+    }
+  }
+
+  // Calls body(at) for the vectors of a run of a row's columns. Where a condition of `kernel` on
+  // positions changes once within a vector, the columns before and from there on are one each.
+  template <class Kernel, class Body>
+  FUSELAB_INLINE void walk_stretches(const Run<V, operands>& run, int64_t row, int64_t kept,
+                                     Kernel kernel, Body body) const {
+    const int64_t before = run.before;
+    const auto end_of_stretch = [&](int64_t from) __attribute__((always_inline)) {
+      math::Stretch stretch;
+      kernel(Place<Extent::part, Positions::finding_stretch>(run, from, before + from, width, row,
+                                                             kept + from, &stretch));
+      return from + std::min(stretch.lanes, run.last - from);
+    };
+    int64_t end = run.first;  // of the stretch
+    for (int64_t at = run.first, next; at < run.last; at = next) {
+      if (end <= at) end = end_of_stretch(at);
+      for (; is_dense_ && at + width <= end; at += width) {
+        body(Place<Extent::whole, Positions::within_stretch>(run, at, before + at, width, row,
+                                                             kept + at));
+      }
+      next = std::min(at + width, run.last);
+      if (at == run.last || end <= at) {
+        next = at;
+        continue;
+      }
+      int64_t middle = next;
+      if (end < next) {
+        middle = std::exchange(end, end_of_stretch(end));
+        if (end < next) {
+          body(Place<Extent::part>(run, at, before + at, next - at, row, kept + at));
+          continue;
+        }
+      }
+      for (int64_t from = at, to = middle; from < next; from = to, to = next) {
+        body(Place<Extent::part, Positions::within_stretch>(run, from, before + from, to - from, row,
+                                                            kept + from));
+      }
+    }
+  }
+
+  // Whether the columns are a window of few elements.
+  static constexpr int64_t longest_window = 16;  // in runs and in columns of a run
+  bool is_window() const {
+    return loops_.column_size_2 <= longest_window &&
+           loops_.columns <= longest_window * loops_.column_size_2;
+  }
+  // Calls visit(strip, run) for the strips of rows of a window, whose columns are visited one after
+  // the other. A condition on positions that grow regularly is the same in a strip and its window if
+  // it is the same at their corners.
+  template <class Kernel, class Visit>
+  FUSELAB_INLINE void walk_windows(Kernel kernel, Visit visit) const {
+    const int64_t inner = loops_.column_size_2, middle = loops_.column_size_1;
+    const int64_t count_of_runs = loops_.columns / inner, last_outer = count_of_runs / middle - 1;
+    Run<V, operands> runs[longest_window];
+    V squares[operands * width];
+    for (int64_t i = 0; i < count_of_runs; ++i) {
+      runs[i] = {run_.offsets, 0, inner, i * inner, squares, run_.elements};
+      for (int k = 0; k < operands; ++k) {
+        const int64_t* const step = loops_.strides[k];
+        runs[i].offsets.base[k] += i / middle * step[4] + i % middle * step[5];
+      }
+    }
+    const auto place = [&](int64_t strip, int64_t run, int64_t at) {
+      return ((run * inner + at) * strips_ + strip) * width;
+    };
+    // Returns the row up to which conditions do not change from the strip's first one on.
+    const auto end_of_stretch = [&](int64_t strip) {
+      math::Stretch stretch, other;
+      const int64_t row = strip * width;
+      for (int corner = 0; corner < 8; ++corner) {
+        const bool is_last[3] = {(corner & 4) != 0, (corner & 2) != 0, (corner & 1) != 0};
+        if ((is_last[0] && last_outer == 0) || (is_last[1] && middle == 1) ||
+            (is_last[2] && inner == 1))
+          continue;
+        const int64_t run = is_last[0] * last_outer * middle + is_last[1] * (middle - 1);
+        const int64_t at = is_last[2] * (inner - 1);
+        math::Stretch& found = corner == 0 ? stretch : other;
+        found = {};
+        kernel(Place<Extent::part, Positions::finding_stretch>(
+            runs[run], row, at, width, strip, place(strip, run, at), &found));
+        stretch.end_at(found.outcomes == stretch.outcomes ? found.lanes : 0);
+      }
+      return row + std::min(stretch.lanes, count_ - row);
+    };
+    int64_t end = 0;
+    for (int64_t strip = 0; strip < strips_; ++strip) {
+      const int64_t row = strip * width, count = std::min(count_ - row, width);
+      if (end < row + count) end = end_of_stretch(strip);
+      visit(strip, [&](auto body) __attribute__((always_inline)) {
+        const auto walk_runs = [&](auto at_column) __attribute__((always_inline)) {
+          for (int64_t run = 0; run < count_of_runs; ++run)
+            for (int64_t at = 0; at < inner; ++at) at_column(run, at);
+        };
+        if (end < row + count) {
+          walk_runs([&](int64_t run, int64_t at) __attribute__((always_inline)) {
+            body(Place<Extent::part>(runs[run], row, at, count, strip, place(strip, run, at)));
+          });
+        } else if (is_dense_ && count == width) {
+          walk_runs([&](int64_t run, int64_t at) __attribute__((always_inline)) {
+            body(Place<Extent::whole, Positions::within_stretch>(runs[run], row, at, width, strip,
+                                                                 place(strip, run, at)));
+          });
+        } else {
+          walk_runs([&](int64_t run, int64_t at) __attribute__((always_inline)) {
+            body(Place<Extent::part, Positions::within_stretch>(runs[run], row, at, count, strip,
+                                                                place(strip, run, at)));
+          });
+        }
+      });
     }
   }
 
@@ -1290,6 +1503,12 @@ void sweep_and_sum(const Loops<operands>& loops, std::tuple<Arrays...> results, 
 template <class Real, Lane lane, int operands, class Body>
 void for_each(const Loops<operands>& loops, Body body) {
   sweep<Real, lane>(loops, [&](const auto& rows) { rows.each(body); });
+}
+
+// Does the same, and is faster where the body compares positions.
+template <class Real, Lane lane, int operands, class Body>
+void for_each_by_stretch(const Loops<operands>& loops, Body body) {
+  sweep<Real, lane>(loops, [&](const auto& rows) { rows.each_by_stretch(body); });
 }
 
 // Calls body(rows, row_value, row_integer) for every block of rows of a kernel without reductions.

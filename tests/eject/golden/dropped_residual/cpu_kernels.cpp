@@ -20,7 +20,7 @@ void dropped_residual(const X* x_data, const Seed* seed_data, const Residual* re
   sweep<Real, lane>(loops, [&](const auto& rows) {
     const auto hidden_kept = rows.room();
     const auto seed = rows.load(seed_array);
-    const auto layer_norm_total = rows.reduce([=](auto at) {
+    const auto layer_norm_total = rows.reduce_by_stretch([=](auto at) {
       const auto x = at(x_array);
       const auto batch_length_width_position = at(batch_length_width_position_array);
       const auto residual = at(residual_array);
@@ -70,7 +70,7 @@ void dropped_residual_backward(const X* x_data, const Seed* seed_data,
                             [&](const auto& rows, auto grad_weight_sum, auto grad_bias_sum) {
     const auto dropout_kept = rows.room();
     const auto seed = rows.load(seed_array);
-    const auto [layer_norm_total, sum_1] = rows.reduce([=](auto at) {
+    const auto [layer_norm_total, sum_1] = rows.reduce_by_stretch([=](auto at) {
       const auto x = at(x_array);
       const auto batch_length_width_position = at(batch_length_width_position_array);
       const auto dropout = at.keep(dropout_kept, math::real_of_mask<V>(math::kept<V>(at(seed),

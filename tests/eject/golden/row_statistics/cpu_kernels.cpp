@@ -18,7 +18,7 @@ void row_statistics(const X* x_data, const Weight* weight_data, Mean* mean_data,
   sweep<Real, lane>(loops, [&](const auto& rows) {
     const auto [mean_2, sum_1] = rows.reduce([=](auto at) {
       const auto x = at(x_array);
-      return std::tuple{Sum{x}, Count{x > Real(0)}};
+      return std::tuple{Sum{x}, Count{math::mask<V>(x > Real(0))}};
     });
     rows.once([=](auto at) {
       const auto mean = at(mean_2) / Real(columns);
