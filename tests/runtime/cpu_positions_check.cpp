@@ -74,3 +74,14 @@ void within_stretch(const int64_t* pairs, int64_t* lengths, int64_t* found, int6
     std::apply([&](auto... number) { (put(number), ...); }, lines);
   }
 }
+
+// Stores for each pair of a number {first, step} and a divisor the quotients, lane by lane.
+template <class Real>
+void divide(const int64_t* pairs, int64_t* quotients, int64_t count) {
+  using V = Vector<Real>;
+  for (int64_t i = 0; i < count; ++i) {
+    const math::Stepped<V> number(pairs[3 * i], pairs[3 * i + 1]), by(pairs[3 * i + 2]);
+    const LongIntegers<V> found = number / by;
+    for (int64_t lane = 0; lane < lanes<V>; ++lane) quotients[16 * i + lane] = found[lane];
+  }
+}

@@ -103,3 +103,18 @@ def test_a_stretch_ends_where_a_difference_does_not_fit():
     lengths = torch.zeros(2, dtype=torch.int64)
     SOURCE.launch("within_stretch<float>", (pairs, lengths, torch.zeros(2, 7, 16).long(), i64(2)))
     assert lengths.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("dtype", NAMES, ids=["float32", "float64"])
+def test_quotients_are_rounded_towards_zero(dtype):
+    firsts = (0, 1, -1, 5, -9, 2**30 - 64, -(2**30), 2**30 + 1, -(2**40) - 3, 2**52 + 1)
+    divisors = (1, 2, 3, 7, 112, 2**30 - 1, 2**31 - 1, 2**31 + 1, -2)
+    triples = list(itertools.product(firsts, (0, 1, -1, 3, 2**26 + 1), divisors))
+    found = torch.full((len(triples), 16), 777)
+    arguments = (torch.tensor(triples), found, i64(len(triples)))
+    SOURCE.launch(f"divide<{NAMES[dtype]}>", arguments)
+    lanes = int((found != 777).sum(1).max())
+    for place, (first, step, by) in enumerate(triples):
+        numbers = [first + step * lane for lane in range(lanes)]
+        expected = [abs(one) // abs(by) * (1 if (one < 0) == (by < 0) else -1) for one in numbers]
+        assert found[place, :lanes].tolist() == expected, triples[place]

@@ -209,10 +209,11 @@ class _Kernel:
             self.lines.insert(place, "  const int64_t columns = loops.columns;")
 
     def guards_along_rows(self) -> dict[Expression, Expression]:
-        """Return the guards that change along a row: for others a safe place is computed once."""
+        """Return the guards of loads if one of them changes along a row. If none does, a safe place
+        is computed once for a row."""
         inner = self.column_axes or frozenset(self.plan.kernel.row_axes[-1:])
-        found = guards_of(list(self.plan.stores.values())).items()
-        return {one: guard for one, guard in found if self.plan.axes_of(guard) & inner}
+        found = guards_of(list(self.plan.stores.values()))
+        return found if any(self.plan.axes_of(one) & inner for one in found.values()) else {}
 
     def same_along_rows(self) -> list[Apply]:
         """Return the largest values of a kernel without reductions that take long and do not depend

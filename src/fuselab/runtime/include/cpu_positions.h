@@ -25,6 +25,31 @@ FUSELAB_INLINE LongIntegers<V> counted_lanes(int64_t first, std::index_sequence<
   return load_as<LongIntegers<V>>(part);
 }
 
+// Whether every lane of a number that grows regularly has 32 bits.
+template <class V>
+FUSELAB_INLINE bool is_small(int64_t first, int64_t step) {
+  constexpr int64_t most = 1 << 30, furthest = most / lanes<V>;
+  return uint64_t(first + most) <= 2 * most && uint64_t(step + furthest) <= 2 * furthest;
+}
+
+// Returns the quotients of numbers that are small and one that has 31 bits: rounded towards zero, which
+// a quotient in double precision is, too, as it differs from a whole number by more than its error.
+template <class V, std::size_t... lane>
+FUSELAB_INLINE LongIntegers<V> small_quotients(int64_t first, int64_t step, int64_t by,
+                                               std::index_sequence<lane...>) {
+  constexpr int64_t half = lanes<V> / 2;
+  using Half = Lanes<int32_t, half>;
+  using Reals = Lanes<double, half>;
+  Lanes<int64_t, half> part[2];
+  for (int i = 0; i < 2; ++i) {
+    const Half number = Half{int32_t(lane)...} * int32_t(step) + int32_t(first + i * half * step);
+    const Reals quotient = __builtin_convertvector(number, Reals) / (Reals{} + double(by));
+    const Half whole = __builtin_convertvector(quotient, Half);
+    part[i] = __builtin_convertvector(whole, Lanes<int64_t, half>);
+  }
+  return load_as<LongIntegers<V>>(part);
+}
+
 template <class V>
 struct Stepped {
   int64_t first, step;
@@ -51,6 +76,9 @@ struct Stepped {
   }
   friend FUSELAB_INLINE LongIntegers<V> operator/(Stepped a, Stepped b) {
     if (a.step == 0 && b.step == 0 && b.first != 0) return splat<LongIntegers<V>>(a.first / b.first);
+    const bool is_by_one = b.step == 0 && b.first > 0 && b.first < int64_t(1) << 31;
+    if (is_by_one && is_small<V>(a.first, a.step))
+      return small_quotients<V>(a.first, a.step, b.first, std::make_index_sequence<lanes<V> / 2>{});
     return a.vector() / b.vector();
   }
 
@@ -270,12 +298,6 @@ FUSELAB_INLINE LongIntegers<V> narrowed(LongIntegers<V> value) {
   return __builtin_convertvector(__builtin_convertvector(value, Narrows), LongIntegers<V>);
 }
 
-// Whether every lane of such a number has 32 bits.
-template <class V>
-FUSELAB_INLINE bool is_small(int64_t first, int64_t step) {
-  constexpr int64_t most = 1 << 30, furthest = most / lanes<V>;
-  return uint64_t(first + most) <= 2 * most && uint64_t(step + furthest) <= 2 * furthest;
-}
 template <class V, std::size_t... lane>
 FUSELAB_INLINE Integers<V> counted(std::index_sequence<lane...>) {
   return Integers<V>{Scalar<Integers<V>>(lane)...};

@@ -730,9 +730,7 @@ class At {
     }
     if constexpr (extent == Extent::part && has_masked_tail<V, Element>) {
       if (stride == 1) {
-        auto* const first = array.data + offset<place>() + first_;
-        if (count_ == lanes<V>) return ::store<false>(first, value);  // a mask takes many cycles
-        return ::store<false>(first, value, First{count_});
+        return ::store<false>(array.data + offset<place>() + first_, value, First{count_});
       }
     }
     const StoredLanes<V, Element> elements = stored<V, Element>(value);
@@ -1235,7 +1233,8 @@ class Rows {
   }
 
   // Calls body(at) for the vectors of a run of a row's columns. Where a condition of `kernel` on
-  // positions changes once within a vector, the columns before and from there on are one each.
+  // positions changes within a vector, it is taken in pieces if these are few.
+  static constexpr int64_t most_pieces = 3;
   template <class Kernel, class Body>
   FUSELAB_INLINE void walk_stretches(const Run<V, operands>& run, int64_t row, int64_t kept,
                                      Kernel kernel, Body body) const {
@@ -1258,16 +1257,15 @@ class Rows {
         next = at;
         continue;
       }
-      int64_t middle = next;
+      int64_t ends[most_pieces] = {end}, pieces = 1;
+      while (end < next && pieces < most_pieces) ends[pieces++] = end = end_of_stretch(end);
       if (end < next) {
-        middle = std::exchange(end, end_of_stretch(end));
-        if (end < next) {
-          body(Place<Extent::part>(run, at, before + at, next - at, row, kept + at));
-          continue;
-        }
+        body(Place<Extent::part>(run, at, before + at, next - at, row, kept + at));
+        continue;
       }
-      for (int64_t from = at, to = middle; from < next; from = to, to = next) {
-        body(Place<Extent::part, Positions::within_stretch>(run, from, before + from, to - from, row,
+      for (int64_t piece = 0, from = at; piece < pieces; from = ends[piece++]) {
+        const int64_t count = std::min(ends[piece], next) - from;
+        body(Place<Extent::part, Positions::within_stretch>(run, from, before + from, count, row,
                                                             kept + from));
       }
     }
