@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from fuselab.errors import UnknownNameError, UnsupportedError
+from fuselab.runtime import compiler, cpp_library
 from fuselab.runtime import instruction_set as of_machine
 
 on_x86_64 = pytest.mark.skipif(
@@ -40,6 +41,29 @@ def test_the_variable_lowers_the_target(
     monkeypatch.setenv(of_machine.VARIABLE, wanted)
     assert of_machine.instruction_set() == wanted.lower()
     assert of_machine.compiler_options() == options
+
+
+@pytest.mark.parametrize(
+    ("runs", "knows", "options"),
+    [
+        ("avx512", True, ("-mmove-max=512", "-mstore-max=512")),
+        ("avx2", True, ("-mmove-max=256", "-mstore-max=256")),
+        ("avx2", False, ()),
+        ("default", True, ()),
+    ],
+)
+def test_values_are_copied_by_whole_registers_where_the_compiler_can(
+    runs: str, knows: bool, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpp_library, "instruction_set", lambda: runs)
+    monkeypatch.setattr(cpp_library, "compiler_options", lambda: ("-march=native",))
+    monkeypatch.setattr(cpp_library, "takes", lambda *_: knows)
+    assert cpp_library.options() == (*cpp_library.OPTIONS, "-march=native", *options)
+
+
+def test_a_compiler_is_asked_which_options_it_knows() -> None:
+    assert compiler.takes("-O3")
+    assert not compiler.takes("-mno-such-option")
 
 
 @on_x86_64

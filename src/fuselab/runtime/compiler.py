@@ -29,6 +29,13 @@ def compiler_version() -> str:
     return result.stdout.splitlines()[0] if result.stdout else compiler()
 
 
+@functools.cache
+def takes(*options: str) -> bool:
+    """Return whether the compiler knows these options."""
+    command = [compiler(), *options, "-E", "-x", "c++", os.devnull]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
 # Held while a process starts, and while Python forks. A process that is forked in between would
 # inherit the pipe by which Popen hears that its command runs, and Popen would wait for its end.
 _starting = threading.Lock()

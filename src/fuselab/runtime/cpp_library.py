@@ -18,8 +18,8 @@ from pathlib import Path
 
 from fuselab.errors import BuildError, IndexRangeError, LaunchError, OperandError
 from fuselab.runtime import cache, precompiled_header
-from fuselab.runtime.compiler import compiler, compiler_version, run_compiler
-from fuselab.runtime.instruction_set import compiler_options
+from fuselab.runtime.compiler import compiler, compiler_version, run_compiler, takes
+from fuselab.runtime.instruction_set import compiler_options, instruction_set
 
 OPTIONS = (
     "-std=c++20",
@@ -98,7 +98,17 @@ extern "C" __attribute__((visibility("default"))) const char* fuselab_codes_{ind
 
 def options() -> tuple[str, ...]:
     """Return the compiler options of every kernel, for this process's instruction set."""
-    return (*OPTIONS, *compiler_options())
+    return (*OPTIONS, *compiler_options(), *_copying())
+
+
+def _copying() -> tuple[str, ...]:
+    """Return the options by which GCC copies values by whole registers, as it computes with them.
+
+    It copies 16 bytes at a time otherwise, and a load of what two stores wrote waits for both.
+    """
+    bits = {"avx2": 256, "avx512": 512}.get(instruction_set())
+    options = (f"-mmove-max={bits}", f"-mstore-max={bits}")
+    return options if bits and takes(*options) else ()
 
 
 @functools.cache

@@ -1236,7 +1236,7 @@ class Rows {
   // positions changes within a vector, it is taken in pieces if these are few.
   static constexpr int64_t most_pieces = 3;
   template <class Kernel, class Body>
-  FUSELAB_INLINE void walk_stretches(const Run<V, operands>& run, int64_t row, int64_t kept,
+  FUSELAB_INLINE void walk_stretches(Run<V, operands>& run, int64_t row, int64_t kept,
                                      Kernel kernel, Body body) const {
     const int64_t before = run.before;
     const auto end_of_stretch = [&](int64_t from) __attribute__((always_inline)) {
@@ -1245,7 +1245,9 @@ class Rows {
                                                              kept + from, &stretch));
       return from + std::min(stretch.lanes, run.last - from);
     };
-    int64_t end = run.first;  // of the stretch
+    int64_t end = end_of_stretch(run.first);
+    // Pieces are not written past the caches, and nothing else may be in a line that has some.
+    run.elements = end < run.last ? 0 : run_.elements;
     for (int64_t at = run.first, next; at < run.last; at = next) {
       if (end <= at) end = end_of_stretch(at);
       for (; is_dense_ && at + width <= end; at += width) {
