@@ -2,7 +2,9 @@
 
 The backward of a normalisation reads the mean of every row. Computed again, it takes a pass over
 the rows, in which the forward has been already; kept, it takes an element for each row. What is
-kept is as large as a row is short, so that keeping it moves next to no bytes.
+kept is as large as a row is short, so that keeping it moves next to no bytes. The mask of a dropout
+is kept, too: it has a byte for each element, and its random numbers take longer to draw than that
+takes to read.
 
 An output is stored anyway. A backward reads it where that takes the place of reading more, as of
 the terms of a sum, or of reducing rows again, as a softmax does.
@@ -112,6 +114,8 @@ def with_residuals(
     if not gradients:
         return program, ()
     chosen = _chosen(program, gradients, captured)
+    if not _is_free(program.outputs, list(chosen), captured.hints):
+        chosen = {node: formula for node, formula in chosen.items() if not _is_mask(node)}
     if not chosen or not _is_free(program.outputs, list(chosen), captured.hints):
         return program, ()
     names = set(taken)
@@ -159,26 +163,32 @@ def _chosen(program: Program, gradients: Sequence[Node], captured: Captured) -> 
         if node in seen:
             continue
         seen.add(node)
-        if node in formulas and _is_worth_it(node, hints):
+        if node in formulas and (_is_mask(node) or _is_worth_it(node, hints)):
             found[node] = formulas[node]
         else:
             stack += reversed(operands_of(node))
     for node in list(found):
-        if not _is_reduced_anew(node, found):
+        if not _is_mask(node) and not _is_reduced_anew(node, found):
             del found[node]
     return found
 
 
 def _computed(value: Any) -> Node | None:
     """Return the node of which ``value`` has the elements in their order, if it is a floating one
-    that a kernel computes: of a view, its source if they differ in dimensions of size 1 alone."""
+    that a kernel computes, or a dropout's mask: of a view, its source if they differ in dimensions
+    of size 1 alone."""
     if isinstance(value, View):
         source = _computed(value.source)
         kept = [size for size in value.sizes if size != 1]
         same = source and kept == [size for size in source.sizes if size != 1]
         return source if same and len(set(kept)) == len(kept) else None
     is_computed = isinstance(value, (Pointwise, Reduction)) and value.kind == "float"
-    return value if is_computed else None
+    return value if is_computed or _is_mask(value) else None
+
+
+def _is_mask(value: Any) -> bool:
+    """Return whether a node is the mask of a dropout."""
+    return isinstance(value, Pointwise) and value.function == "kept"
 
 
 def _is_reduced_anew(node: Node, others: Container[Node]) -> bool:

@@ -111,7 +111,8 @@ def _residuals(package: Package) -> str:
     results = []
     for one in package.residuals:
         shape = ", ".join(map(sizes.text, one.node.sizes)) + ("," * (len(one.node.sizes) == 1))
-        results.append(f"{names[one.formula]}.to(arithmetic).reshape(({shape})).contiguous()")
+        cast = ".to(arithmetic)" if one.node.kind == "float" else ""
+        results.append(f"{names[one.formula]}{cast}.reshape(({shape})).contiguous()")
     text = "\n".join([*formulas, *results])
     lines += [
         line

@@ -5,28 +5,29 @@
 
 namespace kernels {
 
-// Computes output. A thread owns rows (batch, length) and sweeps 3 times over their columns
-// (width).
-template <Lane lane, class Real, class X, class Seed, class Residual, class Weight, class Bias,
-          class Output>
-void dropped_residual(const X* x_data, const Seed* seed_data, const Residual* residual_data,
-                      const Weight* weight_data, const Bias* bias_data, Output* output_data,
-                      Loops<7> loops) {
+// Computes dropout_kept, output. A thread owns rows (batch, length) and sweeps 3 times over their
+// columns (width).
+template <Lane lane, class Real, class Seed, class X, class Residual, class Weight, class Bias,
+          class DropoutKept, class Output>
+void dropped_residual(const Seed* seed_data, const X* x_data, const Residual* residual_data,
+                      const Weight* weight_data, const Bias* bias_data,
+                      DropoutKept* dropout_kept_data, Output* output_data, Loops<8> loops) {
   const int64_t columns = loops.columns;
   using V = Vector<Real>;
-  const auto [x_array, seed_array, batch_length_width_position_array, residual_array, weight_array,
-              bias_array, output_array] =
-      arrays(x_data, seed_data, position, residual_data, weight_data, bias_data, output_data);
+  const auto [seed_array, batch_length_width_position_array, x_array, residual_array, weight_array,
+              bias_array, dropout_kept_array, output_array] =
+      arrays(seed_data, position, x_data, residual_data, weight_data, bias_data, dropout_kept_data,
+             output_data);
   sweep<Real, lane>(loops, [&](const auto& rows) {
     const auto hidden_kept = rows.room();
     const auto seed = rows.load(seed_array);
     const auto layer_norm_total = rows.reduce_by_stretch([=](auto at) {
       const auto x = at(x_array);
       const auto batch_length_width_position = at(batch_length_width_position_array);
+      const auto dropout = math::kept<V>(at(seed), batch_length_width_position, 0u, 429496729u);
       const auto residual = at(residual_array);
-      const auto hidden = at.keep(hidden_kept, math::rounded((x *
-          math::real_of_mask<V>(math::kept<V>(at(seed), batch_length_width_position, 0u,
-          429496729u))) * Real(1.1111111111111112)) + residual);
+      const auto hidden = at.keep(hidden_kept, math::rounded((x * math::real_of_mask<V>(dropout)) *
+          Real(1.1111111111111112)) + residual);
       return Sum{hidden};
     });
     const auto layer_norm_mean = rows.value([=](auto at) {
@@ -40,11 +41,14 @@ void dropped_residual(const X* x_data, const Seed* seed_data, const Residual* re
     const auto layer_norm_2 = rows.value([=](auto at) {
       return math::rsqrt((at(layer_norm_squares) / Real(columns)) + Real(1e-05));
     });
-    rows.each([=](auto at) {
+    rows.each_by_stretch([=](auto at) {
+      const auto batch_length_width_position = at(batch_length_width_position_array);
+      const auto dropout = math::kept<V>(at(seed), batch_length_width_position, 0u, 429496729u);
       const auto hidden = at(hidden_kept);
       const auto layer_norm = hidden - at(layer_norm_mean);
       const auto weight = at(weight_array);
       const auto bias = at(bias_array);
+      at.store(dropout_kept_array, dropout);
       at.store(output_array, math::rounded((layer_norm * at(layer_norm_2)) * weight) + bias);
     });
   });
@@ -52,29 +56,25 @@ void dropped_residual(const X* x_data, const Seed* seed_data, const Residual* re
 
 // Computes grad_residual, grad_x, grad_weight, grad_bias. Sums grad_weight, grad_bias over the
 // rows. A thread owns rows (batch, length) and sweeps 4 times over their columns (width).
-template <Lane lane, class Real, class X, class Seed, class Residual, class GradOutput,
+template <Lane lane, class Real, class X, class DropoutKept, class Residual, class GradOutput,
           class Weight, class GradResidual, class GradX, class GradWeight, class GradBias>
-void dropped_residual_backward(const X* x_data, const Seed* seed_data,
+void dropped_residual_backward(const X* x_data, const DropoutKept* dropout_kept_data,
                                const Residual* residual_data, const GradOutput* grad_output_data,
                                const Weight* weight_data, GradResidual* grad_residual_data,
                                GradX* grad_x_data, GradWeight* grad_weight_data,
-                               GradBias* grad_bias_data, Loops<10> loops) {
+                               GradBias* grad_bias_data, Loops<9> loops) {
   const int64_t columns = loops.columns;
   using V = Vector<Real>;
-  const auto [x_array, seed_array, batch_length_width_position_array, residual_array,
-              grad_output_array, weight_array, grad_residual_array, grad_x_array, grad_weight_array,
-              grad_bias_array] =
-      arrays(x_data, seed_data, position, residual_data, grad_output_data, weight_data,
+  const auto [x_array, dropout_kept_array, residual_array, grad_output_array, weight_array,
+              grad_residual_array, grad_x_array, grad_weight_array, grad_bias_array] =
+      arrays(x_data, dropout_kept_data, residual_data, grad_output_data, weight_data,
              grad_residual_data, grad_x_data, grad_weight_data, grad_bias_data);
   sweep_and_sum<Real, lane>(loops, std::tuple{grad_weight_array, grad_bias_array},
                             [&](const auto& rows, auto grad_weight_sum, auto grad_bias_sum) {
-    const auto dropout_kept = rows.room();
-    const auto seed = rows.load(seed_array);
-    const auto [layer_norm_total, sum_1] = rows.reduce_by_stretch([=](auto at) {
+    const auto [layer_norm_total, sum_1] = rows.reduce([=](auto at) {
       const auto x = at(x_array);
-      const auto batch_length_width_position = at(batch_length_width_position_array);
-      const auto dropout = at.keep(dropout_kept, math::real_of_mask<V>(math::kept<V>(at(seed),
-          batch_length_width_position, 0u, 429496729u)));
+      const auto dropout_kept = at(dropout_kept_array);
+      const auto dropout = math::real_of_mask<V>(dropout_kept);
       const auto residual = at(residual_array);
       const auto hidden = math::rounded((x * dropout) * Real(1.1111111111111112)) + residual;
       const auto grad_output = at(grad_output_array);
@@ -87,7 +87,8 @@ void dropped_residual_backward(const X* x_data, const Seed* seed_data,
     });
     const auto layer_norm_squares = rows.reduce([=](auto at) {
       const auto x = at(x_array);
-      const auto dropout = at(dropout_kept);
+      const auto dropout_kept = at(dropout_kept_array);
+      const auto dropout = math::real_of_mask<V>(dropout_kept);
       const auto residual = at(residual_array);
       const auto hidden = math::rounded((x * dropout) * Real(1.1111111111111112)) + residual;
       const auto sub_23 = hidden - at(layer_norm_mean);
@@ -101,7 +102,8 @@ void dropped_residual_backward(const X* x_data, const Seed* seed_data,
       const auto weight = at(weight_array);
       const auto mul_30 = grad_output * weight;
       const auto x = at(x_array);
-      const auto dropout = at(dropout_kept);
+      const auto dropout_kept = at(dropout_kept_array);
+      const auto dropout = math::real_of_mask<V>(dropout_kept);
       const auto residual = at(residual_array);
       const auto hidden = math::rounded((x * dropout) * Real(1.1111111111111112)) + residual;
       const auto sub_23 = hidden - at(layer_norm_mean);
@@ -114,7 +116,8 @@ void dropped_residual_backward(const X* x_data, const Seed* seed_data,
       const auto weight = at(weight_array);
       const auto mul_30 = grad_output * weight;
       const auto x = at(x_array);
-      const auto dropout = at(dropout_kept);
+      const auto dropout_kept = at(dropout_kept_array);
+      const auto dropout = math::real_of_mask<V>(dropout_kept);
       const auto residual = at(residual_array);
       const auto hidden = math::rounded((x * dropout) * Real(1.1111111111111112)) + residual;
       const auto sub_23 = hidden - at(layer_norm_mean);

@@ -8,44 +8,45 @@
 #include "cuda_sweep.h"
 #include "cuda_dropout.h"
 
-// Computes output. Rows: batch, length; columns: width. Rows that do not fit in registers are read
-// 3 times.
-template <class Tile, class Real, class X, class Seed, class Residual, class Weight, class Bias,
-          class Output>
+// Computes dropout_kept, output. Rows: batch, length; columns: width. Rows that do not fit in
+// registers are read 3 times.
+template <class Tile, class Real, class Seed, class X, class Residual, class Weight, class Bias,
+          class DropoutKept, class Output>
 __global__ void __launch_bounds__(Tile::threads) dropped_residual_kernel(
-    const typename X::type* __restrict__ x_pointer,
     const typename Seed::type* __restrict__ seed_pointer,
+    const typename X::type* __restrict__ x_pointer,
     const typename Residual::type* __restrict__ residual_pointer,
     const typename Weight::type* __restrict__ weight_pointer,
     const typename Bias::type* __restrict__ bias_pointer,
+    typename DropoutKept::type* __restrict__ dropout_kept_pointer,
     typename Output::type* __restrict__ output_pointer,
-    const __grid_constant__ Loops<7> loops) {
+    const __grid_constant__ Loops<8> loops) {
   const Tile tile(loops.sizes);
   const int64_t columns = loops.sizes.columns;
-  const Kept<X, Tile> x_tile(tile, x_pointer, loops.strides[0]);
+  const Kept<X, Tile> x_tile(tile, x_pointer, loops.strides[2]);
   const Kept<Residual, Tile> residual_tile(tile, residual_pointer, loops.strides[3]);
   const Loaded<Weight, Tile> weight_tile(tile, weight_pointer, loops.strides[4]);
   const Loaded<Bias, Tile> bias_tile(tile, bias_pointer, loops.strides[5]);
   int64_t seed[Tile::rows];
 #pragma unroll
   for (int r = 0; r < Tile::rows; ++r) {
-    seed[r] = int64_t(seed_pointer[tile.row_offset(loops.strides[1], r)]);
+    seed[r] = int64_t(seed_pointer[tile.row_offset(loops.strides[0], r)]);
   }
   Reduction<0, Sum, Real, Tile> layer_norm_total;
 #pragma unroll Tile::unrolled
   for (int k = 0; k < tile.packs(); ++k) {
     const auto pack = tile.pack(k);
     const auto x_pack = x_tile.at(pack);
-    const auto batch_length_width_position_pack = positions_at(loops.strides[2], pack);
+    const auto batch_length_width_position_pack = positions_at(loops.strides[1], pack);
     const auto residual_pack = residual_tile.at(pack);
 #pragma unroll
     for (int i = 0; i < Tile::width; ++i) {
       const int r = Tile::row_of(i);
       const Real x = widened<Real>(x_pack.element[i]);
       const int64_t batch_length_width_position = batch_length_width_position_pack.element[i];
+      const bool dropout = philox::kept(seed[r], batch_length_width_position, 0u, 429496729u);
       const Real residual = widened<Real>(residual_pack.element[i]);
-      const Real hidden = ((x * Real(philox::kept(seed[r], batch_length_width_position, 0u,
-          429496729u))) * Real(1.1111111111111112)) + residual;
+      const Real hidden = ((x * Real(dropout)) * Real(1.1111111111111112)) + residual;
       if (pack.has(i)) layer_norm_total.add(i, hidden);
     }
   }
@@ -60,16 +61,16 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_kernel(
   for (int k = 0; k < tile.packs(); ++k) {
     const auto pack = tile.pack(k);
     const auto x_pack = x_tile.at(pack);
-    const auto batch_length_width_position_pack = positions_at(loops.strides[2], pack);
+    const auto batch_length_width_position_pack = positions_at(loops.strides[1], pack);
     const auto residual_pack = residual_tile.at(pack);
 #pragma unroll
     for (int i = 0; i < Tile::width; ++i) {
       const int r = Tile::row_of(i);
       const Real x = widened<Real>(x_pack.element[i]);
       const int64_t batch_length_width_position = batch_length_width_position_pack.element[i];
+      const bool dropout = philox::kept(seed[r], batch_length_width_position, 0u, 429496729u);
       const Real residual = widened<Real>(residual_pack.element[i]);
-      const Real hidden = ((x * Real(philox::kept(seed[r], batch_length_width_position, 0u,
-          429496729u))) * Real(1.1111111111111112)) + residual;
+      const Real hidden = ((x * Real(dropout)) * Real(1.1111111111111112)) + residual;
       const Real layer_norm = hidden - div_of_row[r];
       if (pack.has(i)) layer_norm_squares.add(i, layer_norm * layer_norm);
     }
@@ -83,37 +84,41 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_kernel(
 #pragma unroll Tile::unrolled
   for (int k = 0; k < tile.packs(); ++k) {
     const auto pack = tile.pack(k);
+    const auto batch_length_width_position_pack = positions_at(loops.strides[1], pack);
     const auto x_pack = x_tile.at(pack);
-    const auto batch_length_width_position_pack = positions_at(loops.strides[2], pack);
     const auto residual_pack = residual_tile.at(pack);
     const auto weight_pack = weight_tile.at(pack);
     const auto bias_pack = bias_tile.at(pack);
+    Pack<typename DropoutKept::type, Tile::width> dropout_kept_pack;
     Pack<typename Output::type, Tile::width> output_pack;
 #pragma unroll
     for (int i = 0; i < Tile::width; ++i) {
       const int r = Tile::row_of(i);
-      const Real x = widened<Real>(x_pack.element[i]);
       const int64_t batch_length_width_position = batch_length_width_position_pack.element[i];
+      const bool dropout = philox::kept(seed[r], batch_length_width_position, 0u, 429496729u);
+      const Real x = widened<Real>(x_pack.element[i]);
       const Real residual = widened<Real>(residual_pack.element[i]);
-      const Real hidden = ((x * Real(philox::kept(seed[r], batch_length_width_position, 0u,
-          429496729u))) * Real(1.1111111111111112)) + residual;
+      const Real hidden = ((x * Real(dropout)) * Real(1.1111111111111112)) + residual;
       const Real layer_norm = hidden - div_of_row[r];
       const Real weight = widened<Real>(weight_pack.element[i]);
       const Real bias = widened<Real>(bias_pack.element[i]);
+      assign(dropout_kept_pack.element[i], dropout);
       const Real output = ((layer_norm * rsqrt_of_row[r]) * weight) + bias;
       assign(output_pack.element[i], output);
     }
-    store_at<Output>(output_pointer, loops.strides[6], pack, output_pack);
+    store_at<DropoutKept>(dropout_kept_pointer, loops.strides[6], pack, dropout_kept_pack);
+    store_at<Output>(output_pointer, loops.strides[7], pack, output_pack);
   }
 }
 
 // Computes layer_norm_total, layer_norm_squares, grad_residual, grad_x. Rows: batch, length;
 // columns: width. Rows that do not fit in registers are read 4 times.
-template <class Tile, class Real, class X, class Seed, class Residual, class GradOutput, class
-          Weight, class LayerNormTotal, class LayerNormSquares, class GradResidual, class GradX>
+template <class Tile, class Real, class X, class DropoutKept, class Residual, class GradOutput,
+          class Weight, class LayerNormTotal, class LayerNormSquares, class GradResidual, class
+          GradX>
 __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_kernel(
     const typename X::type* __restrict__ x_pointer,
-    const typename Seed::type* __restrict__ seed_pointer,
+    const typename DropoutKept::type* __restrict__ dropout_kept_pointer,
     const typename Residual::type* __restrict__ residual_pointer,
     const typename GradOutput::type* __restrict__ grad_output_pointer,
     const typename Weight::type* __restrict__ weight_pointer,
@@ -121,34 +126,29 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_kerne
     typename LayerNormSquares::type* __restrict__ layer_norm_squares_pointer,
     typename GradResidual::type* __restrict__ grad_residual_pointer,
     typename GradX::type* __restrict__ grad_x_pointer,
-    const __grid_constant__ Loops<10> loops) {
+    const __grid_constant__ Loops<9> loops) {
   const Tile tile(loops.sizes);
   const int64_t columns = loops.sizes.columns;
   const Kept<X, Tile> x_tile(tile, x_pointer, loops.strides[0]);
-  const Kept<Residual, Tile> residual_tile(tile, residual_pointer, loops.strides[3]);
-  const Kept<GradOutput, Tile> grad_output_tile(tile, grad_output_pointer, loops.strides[4]);
-  const Loaded<Weight, Tile> weight_tile(tile, weight_pointer, loops.strides[5]);
-  int64_t seed[Tile::rows];
-#pragma unroll
-  for (int r = 0; r < Tile::rows; ++r) {
-    seed[r] = int64_t(seed_pointer[tile.row_offset(loops.strides[1], r)]);
-  }
+  const Kept<DropoutKept, Tile> dropout_kept_tile(tile, dropout_kept_pointer, loops.strides[1]);
+  const Kept<Residual, Tile> residual_tile(tile, residual_pointer, loops.strides[2]);
+  const Kept<GradOutput, Tile> grad_output_tile(tile, grad_output_pointer, loops.strides[3]);
+  const Loaded<Weight, Tile> weight_tile(tile, weight_pointer, loops.strides[4]);
   Reduction<0, Sum, Real, Tile> layer_norm_total_2;
   Reduction<2, Sum, Real, Tile> sum_1;
 #pragma unroll Tile::unrolled
   for (int k = 0; k < tile.packs(); ++k) {
     const auto pack = tile.pack(k);
     const auto x_pack = x_tile.at(pack);
-    const auto batch_length_width_position_pack = positions_at(loops.strides[2], pack);
+    const auto dropout_kept_pack = dropout_kept_tile.at(pack);
     const auto residual_pack = residual_tile.at(pack);
     const auto grad_output_pack = grad_output_tile.at(pack);
     const auto weight_pack = weight_tile.at(pack);
 #pragma unroll
     for (int i = 0; i < Tile::width; ++i) {
-      const int r = Tile::row_of(i);
       const Real x = widened<Real>(x_pack.element[i]);
-      const int64_t batch_length_width_position = batch_length_width_position_pack.element[i];
-      const Real dropout = Real(philox::kept(seed[r], batch_length_width_position, 0u, 429496729u));
+      const bool dropout_kept = dropout_kept_pack.element[i] != 0;
+      const Real dropout = Real(dropout_kept);
       const Real residual = widened<Real>(residual_pack.element[i]);
       const Real hidden = ((x * dropout) * Real(1.1111111111111112)) + residual;
       const Real grad_output = widened<Real>(grad_output_pack.element[i]);
@@ -171,14 +171,14 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_kerne
   for (int k = 0; k < tile.packs(); ++k) {
     const auto pack = tile.pack(k);
     const auto x_pack = x_tile.at(pack);
-    const auto batch_length_width_position_pack = positions_at(loops.strides[2], pack);
+    const auto dropout_kept_pack = dropout_kept_tile.at(pack);
     const auto residual_pack = residual_tile.at(pack);
 #pragma unroll
     for (int i = 0; i < Tile::width; ++i) {
       const int r = Tile::row_of(i);
       const Real x = widened<Real>(x_pack.element[i]);
-      const int64_t batch_length_width_position = batch_length_width_position_pack.element[i];
-      const Real dropout = Real(philox::kept(seed[r], batch_length_width_position, 0u, 429496729u));
+      const bool dropout_kept = dropout_kept_pack.element[i] != 0;
+      const Real dropout = Real(dropout_kept);
       const Real residual = widened<Real>(residual_pack.element[i]);
       const Real hidden = ((x * dropout) * Real(1.1111111111111112)) + residual;
       const Real sub_23 = hidden - div_of_row[r];
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_kerne
     const auto grad_output_pack = grad_output_tile.at(pack);
     const auto weight_pack = weight_tile.at(pack);
     const auto x_pack = x_tile.at(pack);
-    const auto batch_length_width_position_pack = positions_at(loops.strides[2], pack);
+    const auto dropout_kept_pack = dropout_kept_tile.at(pack);
     const auto residual_pack = residual_tile.at(pack);
 #pragma unroll
     for (int i = 0; i < Tile::width; ++i) {
@@ -207,8 +207,8 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_kerne
       const Real weight = widened<Real>(weight_pack.element[i]);
       const Real mul_30 = grad_output * weight;
       const Real x = widened<Real>(x_pack.element[i]);
-      const int64_t batch_length_width_position = batch_length_width_position_pack.element[i];
-      const Real dropout = Real(philox::kept(seed[r], batch_length_width_position, 0u, 429496729u));
+      const bool dropout_kept = dropout_kept_pack.element[i] != 0;
+      const Real dropout = Real(dropout_kept);
       const Real residual = widened<Real>(residual_pack.element[i]);
       const Real hidden = ((x * dropout) * Real(1.1111111111111112)) + residual;
       const Real sub_23 = hidden - div_of_row[r];
@@ -221,9 +221,9 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_kerne
 #pragma unroll
   for (int r = 0; r < Tile::rows; ++r) {
     div_of_row_2[r] = layer_norm[r] / columns;
-    if (tile.owns_row(r)) assign(layer_norm_total_pointer[tile.row_offset(loops.strides[6], r)],
+    if (tile.owns_row(r)) assign(layer_norm_total_pointer[tile.row_offset(loops.strides[5], r)],
         layer_norm_total_2[r]);
-    if (tile.owns_row(r)) assign(layer_norm_squares_pointer[tile.row_offset(loops.strides[7], r)],
+    if (tile.owns_row(r)) assign(layer_norm_squares_pointer[tile.row_offset(loops.strides[6], r)],
         layer_norm_squares_2[r]);
   }
 #pragma unroll Tile::unrolled
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_kerne
     const auto grad_output_pack = grad_output_tile.at(pack);
     const auto weight_pack = weight_tile.at(pack);
     const auto x_pack = x_tile.at(pack);
-    const auto batch_length_width_position_pack = positions_at(loops.strides[2], pack);
+    const auto dropout_kept_pack = dropout_kept_tile.at(pack);
     const auto residual_pack = residual_tile.at(pack);
     Pack<typename GradResidual::type, Tile::width> grad_residual_pack;
     Pack<typename GradX::type, Tile::width> grad_x_pack;
@@ -243,8 +243,8 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_kerne
       const Real weight = widened<Real>(weight_pack.element[i]);
       const Real mul_30 = grad_output * weight;
       const Real x = widened<Real>(x_pack.element[i]);
-      const int64_t batch_length_width_position = batch_length_width_position_pack.element[i];
-      const Real dropout = Real(philox::kept(seed[r], batch_length_width_position, 0u, 429496729u));
+      const bool dropout_kept = dropout_kept_pack.element[i] != 0;
+      const Real dropout = Real(dropout_kept);
       const Real residual = widened<Real>(residual_pack.element[i]);
       const Real hidden = ((x * dropout) * Real(1.1111111111111112)) + residual;
       const Real sub_23 = hidden - div_of_row[r];
@@ -254,19 +254,19 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_kerne
       const Real grad_x = (mul_34 * Real(1.1111111111111112)) * dropout;
       assign(grad_x_pack.element[i], grad_x);
     }
-    store_at<GradResidual>(grad_residual_pointer, loops.strides[8], pack, grad_residual_pack);
-    store_at<GradX>(grad_x_pointer, loops.strides[9], pack, grad_x_pack);
+    store_at<GradResidual>(grad_residual_pointer, loops.strides[7], pack, grad_residual_pack);
+    store_at<GradX>(grad_x_pointer, loops.strides[8], pack, grad_x_pack);
   }
 }
 
 // Computes grad_weight, grad_bias. Rows: width; columns: batch, length. Every element is read once.
 // Few rows are split over several blocks.
-template <class Tile, class Real, class GradOutput, class X, class Seed, class Residual, class
-          LayerNormTotal, class LayerNormSquares, class GradWeight, class GradBias>
+template <class Tile, class Real, class GradOutput, class X, class DropoutKept, class Residual,
+          class LayerNormTotal, class LayerNormSquares, class GradWeight, class GradBias>
 __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_grad_weight_kernel(
     const typename GradOutput::type* __restrict__ grad_output_pointer,
     const typename X::type* __restrict__ x_pointer,
-    const typename Seed::type* __restrict__ seed_pointer,
+    const typename DropoutKept::type* __restrict__ dropout_kept_pointer,
     const typename Residual::type* __restrict__ residual_pointer,
     const typename LayerNormTotal::type* __restrict__ layer_norm_total_pointer,
     const typename LayerNormSquares::type* __restrict__ layer_norm_squares_pointer,
@@ -275,18 +275,14 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_grad_
     int64_t* partials,
     int parts,
     int64_t width_count,
-    const __grid_constant__ Loops<9> loops) {
+    const __grid_constant__ Loops<8> loops) {
   const Tile tile(loops.sizes);
   const Kept<GradOutput, Tile> grad_output_tile(tile, grad_output_pointer, loops.strides[0]);
   const Kept<X, Tile> x_tile(tile, x_pointer, loops.strides[1]);
-  const Kept<Residual, Tile> residual_tile(tile, residual_pointer, loops.strides[4]);
-  const Loaded<LayerNormTotal, Tile> layer_norm_total_tile(tile, layer_norm_total_pointer, loops.strides[5]);
-  const Loaded<LayerNormSquares, Tile> layer_norm_squares_tile(tile, layer_norm_squares_pointer, loops.strides[6]);
-  int64_t seed[Tile::rows];
-#pragma unroll
-  for (int r = 0; r < Tile::rows; ++r) {
-    seed[r] = int64_t(seed_pointer[tile.row_offset(loops.strides[2], r)]);
-  }
+  const Kept<DropoutKept, Tile> dropout_kept_tile(tile, dropout_kept_pointer, loops.strides[2]);
+  const Kept<Residual, Tile> residual_tile(tile, residual_pointer, loops.strides[3]);
+  const Loaded<LayerNormTotal, Tile> layer_norm_total_tile(tile, layer_norm_total_pointer, loops.strides[4]);
+  const Loaded<LayerNormSquares, Tile> layer_norm_squares_tile(tile, layer_norm_squares_pointer, loops.strides[5]);
   Reduction<0, Sum, Real, Tile> sum_3;
   Reduction<1, Sum, Real, Tile> sum_4;
 #pragma unroll Tile::unrolled
@@ -294,19 +290,17 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_grad_
     const auto pack = tile.pack(k);
     const auto grad_output_pack = grad_output_tile.at(pack);
     const auto x_pack = x_tile.at(pack);
-    const auto batch_length_width_position_pack = positions_at(loops.strides[3], pack);
+    const auto dropout_kept_pack = dropout_kept_tile.at(pack);
     const auto residual_pack = residual_tile.at(pack);
     const auto layer_norm_total_pack = layer_norm_total_tile.at(pack);
     const auto layer_norm_squares_pack = layer_norm_squares_tile.at(pack);
 #pragma unroll
     for (int i = 0; i < Tile::width; ++i) {
-      const int r = Tile::row_of(i);
       const Real grad_output = widened<Real>(grad_output_pack.element[i]);
       const Real x = widened<Real>(x_pack.element[i]);
-      const int64_t batch_length_width_position = batch_length_width_position_pack.element[i];
+      const bool dropout_kept = dropout_kept_pack.element[i] != 0;
       const Real residual = widened<Real>(residual_pack.element[i]);
-      const Real hidden = ((x * Real(philox::kept(seed[r], batch_length_width_position, 0u,
-          429496729u))) * Real(1.1111111111111112)) + residual;
+      const Real hidden = ((x * Real(dropout_kept)) * Real(1.1111111111111112)) + residual;
       const Real layer_norm_total = widened<Real>(layer_norm_total_pack.element[i]);
       const Real layer_norm_squares = widened<Real>(layer_norm_squares_pack.element[i]);
       if (pack.has(i)) {
@@ -319,8 +313,8 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_grad_
   if (!reduce_parts(tile, partials, parts, sum_3, sum_4)) return;
 #pragma unroll
   for (int r = 0; r < Tile::rows; ++r) {
-    if (tile.owns_row(r)) assign(grad_weight_pointer[tile.row_offset(loops.strides[7], r)],
+    if (tile.owns_row(r)) assign(grad_weight_pointer[tile.row_offset(loops.strides[6], r)],
         sum_3[r]);
-    if (tile.owns_row(r)) assign(grad_bias_pointer[tile.row_offset(loops.strides[8], r)], sum_4[r]);
+    if (tile.owns_row(r)) assign(grad_bias_pointer[tile.row_offset(loops.strides[7], r)], sum_4[r]);
   }
 }

@@ -21,8 +21,13 @@ def gradient(
     weight: Tensor,
     bias: Tensor,
     seed: Tensor,
+    dropout_kept: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradient of each argument, computed in float32 for 16-bit tensors."""
+    """Return the gradient of each argument, computed in float32 for 16-bit tensors.
+
+    What the forward has computed (``dropout_kept``) is computed again, such that second derivatives
+    flow through it.
+    """
     arithmetic = arithmetic_dtype(grad_output)
     dtypes = [tensor.dtype for tensor in (x, residual, weight, bias)]
     x = x.to(arithmetic)
@@ -55,4 +60,18 @@ def gradient(
         getitem_4.to(dtypes[2]) if needs[2] else None,
         getitem_5.to(dtypes[3]) if needs[3] else None,
         None,
+    )
+
+
+def residuals(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, seed: Tensor
+) -> tuple[Tensor]:
+    """Return what the forward keeps for the backward: dropout_kept."""
+    arithmetic = arithmetic_dtype(x, residual, weight, bias, seed)
+    batch = x.shape[0]
+    length = x.shape[1]
+    width = x.shape[2]
+    kept = dropout_mask(seed, 0, [batch, length, width], 0.1)
+    return (
+        kept.reshape((batch, length, width)).contiguous(),
     )

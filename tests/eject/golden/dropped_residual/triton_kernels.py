@@ -31,27 +31,28 @@ from fuselab.runtime.triton_loops import (
 @triton.jit
 def dropped_residual(
     # read
-    x_pointer, seed_pointer, residual_pointer, weight_pointer, bias_pointer,
+    seed_pointer, x_pointer, residual_pointer, weight_pointer, bias_pointer,
     # written
-    output_pointer,
+    dropout_kept_pointer, output_pointer,
     # what programs that share rows leave for the next sweep
     partials_pointer,
     # the sizes of the loops, outermost first, what divides by them, and the strides
     # of each tensor in them
     row_sizes, row_divisors, column_sizes, column_divisors,
-    x_row_strides, x_column_strides, batch_length_width_position_row_strides,
-    batch_length_width_position_column_strides, residual_row_strides, residual_column_strides,
-    weight_column_strides, bias_column_strides, output_row_strides, output_column_strides,
+    batch_length_width_position_row_strides, batch_length_width_position_column_strides,
+    x_row_strides, x_column_strides, residual_row_strides, residual_column_strides,
+    weight_column_strides, bias_column_strides, dropout_kept_row_strides,
+    dropout_kept_column_strides, output_row_strides, output_column_strides,
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
     JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute output. A program owns BLOCK_ROWS rows (batch, length) and sweeps twice over
-    their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is
-    a launch of its own, and SWEEP is its number. A launch of the negative number joins what
-    that sweep left; JOINED sweeps have been joined."""
+    """Compute dropout_kept, output. A program owns BLOCK_ROWS rows (batch, length) and sweeps
+    twice over their columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row,
+    each sweep is a launch of its own, and SWEEP is its number. A launch of the negative number
+    joins what that sweep left; JOINED sweeps have been joined."""
     row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, NESTED_ROWS, WIDE)
     first, end = share_of_columns(column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     columns = numel(column_sizes)
@@ -59,6 +60,7 @@ def dropped_residual(
     in_first = columns_between(first, first + 1, column_sizes, BLOCK_COLUMNS, NESTED_COLUMNS, PARTS)
     x_row = x_pointer + offset(row, x_row_strides)
     residual_row = residual_pointer + offset(row, residual_row_strides)
+    dropout_kept_row = dropout_kept_pointer + offset(row, dropout_kept_row_strides)
     output_row = output_pointer + offset(row, output_row_strides)
 
     seed = tl.load(seed_pointer)
@@ -76,11 +78,11 @@ def dropped_residual(
             batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
                 column, batch_length_width_position_column_strides
             )
+            dropout = philox.kept(seed, batch_length_width_position, 0, 429496729)
             residual = load(
                 residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
             ).to(COMPUTE)
-            dropout = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
-            hidden = x * dropout * 1.1111111111111112 + residual
+            hidden = x * dropout.to(COMPUTE) * 1.1111111111111112 + residual
             layer_norm_squares_about = mean_of_block(
                 layer_norm_total + tl.where(exists, hidden, 0.0), in_first, PARTS
             )
@@ -93,11 +95,11 @@ def dropped_residual(
             batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
                 column, batch_length_width_position_column_strides
             )
+            dropout = philox.kept(seed, batch_length_width_position, 0, 429496729)
             residual = load(
                 residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
             ).to(COMPUTE)
-            dropout_2 = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
-            hidden = x * dropout_2 * 1.1111111111111112 + residual
+            hidden = x * dropout.to(COMPUTE) * 1.1111111111111112 + residual
             layer_norm_total += tl.where(exists, hidden, 0.0)
             layer_norm_squares_terms = hidden - layer_norm_squares_about
             layer_norm_squares += tl.where(
@@ -124,15 +126,15 @@ def dropped_residual(
             block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
         )
         exists = is_row & is_column
-        x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
         batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
             column, batch_length_width_position_column_strides
         )
+        dropout = philox.kept(seed, batch_length_width_position, 0, 429496729)
+        x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
         residual = load(
             residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
         ).to(COMPUTE)
-        dropout_3 = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
-        hidden = x * dropout_3 * 1.1111111111111112 + residual
+        hidden = x * dropout.to(COMPUTE) * 1.1111111111111112 + residual
         layer_norm = hidden - layer_norm_total / columns
         weight = load(
             weight_pointer + offset(column, weight_column_strides), is_row, is_column
@@ -140,6 +142,11 @@ def dropped_residual(
         bias = load(
             bias_pointer + offset(column, bias_column_strides), is_row, is_column
         ).to(COMPUTE)
+        tl.store(
+            dropout_kept_row + offset(column, dropout_kept_column_strides),
+            dropout.to(dropout_kept_pointer.dtype.element_ty),
+            exists,
+        )
         layer_norm_2 = layer_norm * math.rsqrt(layer_norm_squares / columns + 1e-05, ROUNDED)
         output = layer_norm_2 * weight + bias
         tl.store(
@@ -152,7 +159,7 @@ def dropped_residual(
 @triton.jit
 def dropped_residual_backward(
     # read
-    x_pointer, seed_pointer, residual_pointer, grad_output_pointer, weight_pointer,
+    x_pointer, dropout_kept_pointer, residual_pointer, grad_output_pointer, weight_pointer,
     # written
     grad_residual_pointer, grad_x_pointer,
     # what programs leave for dropped_residual_backward_sums to add up
@@ -162,11 +169,10 @@ def dropped_residual_backward(
     # the sizes of the loops, outermost first, what divides by them, and the strides
     # of each tensor in them
     row_sizes, row_divisors, column_sizes, column_divisors,
-    x_row_strides, x_column_strides, batch_length_width_position_row_strides,
-    batch_length_width_position_column_strides, residual_row_strides, residual_column_strides,
-    grad_output_row_strides, grad_output_column_strides, weight_column_strides,
-    grad_residual_row_strides, grad_residual_column_strides, grad_x_row_strides,
-    grad_x_column_strides,
+    x_row_strides, x_column_strides, dropout_kept_row_strides, dropout_kept_column_strides,
+    residual_row_strides, residual_column_strides, grad_output_row_strides,
+    grad_output_column_strides, weight_column_strides, grad_residual_row_strides,
+    grad_residual_column_strides, grad_x_row_strides, grad_x_column_strides,
     # chosen by the launcher
     COMPUTE: tl.constexpr, ROUNDED: tl.constexpr, WIDE: tl.constexpr, NESTED_ROWS: tl.constexpr,
     NESTED_COLUMNS: tl.constexpr, SWEEP: tl.constexpr, PARTS: tl.constexpr,
@@ -192,12 +198,12 @@ def dropped_residual_backward(
                 partials_pointer, turn - first_turn, 5, BLOCK_ROWS, PARTS
             )
         x_row = x_pointer + offset(row, x_row_strides)
+        dropout_kept_row = dropout_kept_pointer + offset(row, dropout_kept_row_strides)
         residual_row = residual_pointer + offset(row, residual_row_strides)
         grad_output_row = grad_output_pointer + offset(row, grad_output_row_strides)
         grad_residual_row = grad_residual_pointer + offset(row, grad_residual_row_strides)
         grad_x_row = grad_x_pointer + offset(row, grad_x_row_strides)
 
-        seed = tl.load(seed_pointer)
         if SWEEP == 0 or SWEEP == 1:
             layer_norm_total = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
             layer_norm_squares = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
@@ -212,10 +218,8 @@ def dropped_residual_backward(
                 x = load(
                     x_row + offset(column, x_column_strides), is_row, is_column, ONCE
                 ).to(COMPUTE)
-                batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
-                    column, batch_length_width_position_column_strides
-                )
-                dropout = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
+                dropout_kept = load(dropout_kept_row + offset(column, dropout_kept_column_strides), is_row, is_column, ONCE) != 0
+                dropout = dropout_kept.to(COMPUTE)
                 residual = load(
                     residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
                 ).to(COMPUTE)
@@ -231,10 +235,8 @@ def dropped_residual_backward(
                 x = load(
                     x_row + offset(column, x_column_strides), is_row, is_column, ONCE
                 ).to(COMPUTE)
-                batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
-                    column, batch_length_width_position_column_strides
-                )
-                dropout = philox.kept(seed, batch_length_width_position, 0, 429496729).to(COMPUTE)
+                dropout_kept = load(dropout_kept_row + offset(column, dropout_kept_column_strides), is_row, is_column, ONCE) != 0
+                dropout = dropout_kept.to(COMPUTE)
                 residual = load(
                     residual_row + offset(column, residual_column_strides), is_row, is_column, ONCE
                 ).to(COMPUTE)
@@ -294,12 +296,8 @@ def dropped_residual_backward(
                     x = load(
                         x_row + offset(column, x_column_strides), is_row, is_column, ONCE
                     ).to(COMPUTE)
-                    batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
-                        column, batch_length_width_position_column_strides
-                    )
-                    dropout = philox.kept(
-                        seed, batch_length_width_position, 0, 429496729
-                    ).to(COMPUTE)
+                    dropout_kept = load(dropout_kept_row + offset(column, dropout_kept_column_strides), is_row, is_column, ONCE) != 0
+                    dropout = dropout_kept.to(COMPUTE)
                     residual = load(
                         residual_row + offset(column, residual_column_strides),
                         is_row,
@@ -334,12 +332,8 @@ def dropped_residual_backward(
                     x = load(
                         x_row + offset(column, x_column_strides), is_row, is_column, ONCE
                     ).to(COMPUTE)
-                    batch_length_width_position = offset(row, batch_length_width_position_row_strides) + offset(
-                        column, batch_length_width_position_column_strides
-                    )
-                    dropout = philox.kept(
-                        seed, batch_length_width_position, 0, 429496729
-                    ).to(COMPUTE)
+                    dropout_kept = load(dropout_kept_row + offset(column, dropout_kept_column_strides), is_row, is_column, ONCE) != 0
+                    dropout = dropout_kept.to(COMPUTE)
                     residual = load(
                         residual_row + offset(column, residual_column_strides),
                         is_row,
