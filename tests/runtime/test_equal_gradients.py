@@ -88,7 +88,7 @@ def test_other_dtypes_and_strides_have_gradients_of_their_own() -> None:
 
 
 def test_leaves_keep_gradients_of_their_own() -> None:
-    """As those of PyTorch's own sum: what is done to one does not change the other."""
+    """Change one leaf's gradient in place: that of the other stays, as with PyTorch's own sum."""
     args = drawn()
     for _ in range(2):
         op(*args).sum().backward()

@@ -79,14 +79,15 @@ def with_outputs(
         if output.meta["val"].dtype.itemsize >= widest
     ]
     found: list[tuple[int, Input]] = []
+    least = _work_of(program, captured) if places else (0, 0)
     for place in sorted(places, key=lambda one: -len({*ancestors(program.outputs[one])})):
         node = program.outputs[place]
         read = Input(names[place], node.sizes, node.kind)
         new = _Substitution({node: read})
         changed = tuple(None if one is None else new.of(one) for one in program.gradients)
         reading = replace(program, gradients=changed)
-        if _work_of(reading, captured) < _work_of(program, captured):
-            program = reading
+        if (work := _work_of(reading, captured)) < least:
+            program, least = reading, work
             found.append((place, read))
     return program, tuple(sorted(found, key=lambda one: one[0]))
 

@@ -2,8 +2,8 @@
 
 A block is what a program works on at a time. The sizes are what was fastest on an H200 over the
 shapes of ``benchmarks/eject_suite``; tuning multiplies them. ``NEIGHBOURS_PER_MULTIPROCESSOR`` was
-timed at one shape, 16384 x 2048 in bfloat16, and ``WARPS_PER_MULTIPROCESSOR`` and ``LEAST_SPREAD``
-at none.
+timed at one shape, 16384 x 2048 in bfloat16, and ``WARPS_PER_MULTIPROCESSOR``, ``LEAST_SPREAD``
+and ``SUMMING_WARPS_PER_MULTIPROCESSOR`` in float32 at none.
 """
 
 from __future__ import annotations

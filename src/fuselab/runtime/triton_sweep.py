@@ -44,8 +44,8 @@ CONFIGS = tuple(
     )
 )
 
-# Of partial results that the programs of a kernel read in the whole; timed at one shape, a batch
-# norm of 64 x 64 x 56 x 56 in channels-last order.
+# Of partial results that the programs of a kernel read in the whole; timed at two shapes,
+# batch norms of 64 x 64 x 56 x 56 and 64 x 256 x 28 x 28 in channels-last order.
 MOST_READ_BYTES = 1 << 21
 LEAST_ACROSS = 8  # columns of a program that adds up shares: those of a sector in float32
 

@@ -173,9 +173,8 @@ class Sweep {
     return merged(loops, loop_steps, steps.size());
   }
 
-  // Makes the innermost loop over rows the columns, for a kernel that names rows only.
-  // Makes the innermost loop that of the columns; several where the others would be more than a
-  // kernel has over rows.
+  // Makes the innermost loop over rows the columns, for a kernel that names rows only; several where
+  // the others would be more than a kernel has over rows.
   void innermost_apart(size_t operands) {
     const size_t more = rows_.sizes.size() > kRowLoops ? rows_.sizes.size() - kRowLoops : 1;
     const size_t kept = rows_.sizes.size() - std::min<size_t>(more, kColumnLoops);
