@@ -26,7 +26,7 @@ def weights(scores: Tensor) -> Tensor:
     return torch.softmax(scores * 0.5, -1)
 
 
-def log_weights(scores: Tensor) -> Tensor:
+def log_of_weights(scores: Tensor) -> Tensor:
     return F.log_softmax(scores, -1)
 
 
@@ -50,14 +50,14 @@ def gelu(x: Tensor, bias: Tensor) -> Tensor:
 SHAPES: dict[Callable[..., Any], tuple[tuple[int, ...], ...]] = {
     sum_and_norm: ((5, 80), (5, 80), (80,)),
     weights: ((2, 9),),
-    log_weights: ((4, 70),),
+    log_of_weights: ((4, 70),),
     biased: ((6, 30), (30,)),
     block_end: ((3, 4, 5, 6), (3, 4, 5, 6), (4,), (4,)),
 }
 READ = {
     sum_and_norm: ["hidden"],
     weights: ["output"],
-    log_weights: ["output"],
+    log_of_weights: ["output"],
     biased: ["output"],
     block_end: ["output"],
     narrowed: [],
