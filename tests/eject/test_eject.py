@@ -24,6 +24,7 @@ from fuselab.ejection.loops import walk
 from fuselab.ejection.package import planned_package
 from fuselab.ejection.write import package_files
 from fuselab.errors import DifferentiationError, EjectError
+from fuselab.inspect.targets import load_callable
 from fuselab.prove.load import load_op
 from fuselab.prove.result import CheckReport, Group, Result, Verdict
 
@@ -113,6 +114,20 @@ def test_inference_writes_no_backward(tmp_path: Path) -> None:
     folder = eject(function, *args, out=tmp_path / "rms", inference=True)
     assert not (folder / "gradient.py").exists()
     assert "_backward" not in (folder / "triton_kernels.py").read_text("utf-8")
+
+
+def test_packages_of_one_name_keep_their_own_functions(tmp_path: Path) -> None:
+    """Models have functions of one name (``block``, ``forward``), which one process may load."""
+    x, weight = torch.randn(4, 5), torch.randn(5)
+    functions = []
+    for line in ("torch.relu(x) * weight", "torch.sigmoid(x) + weight"):
+        source = tmp_path / f"model{len(functions)}.py"
+        source.write_text(f"import torch\ndef block(x, weight):\n    return {line}\n", "utf-8")
+        block = load_callable(f"{source}:block", torch.device("cpu"))
+        folder = eject(block, x, weight, out=tmp_path / str(len(functions)) / "block")
+        functions.append(fuselab.operator(load_op(str(folder))))
+    torch.testing.assert_close(functions[0](x, weight), torch.relu(x) * weight)
+    torch.testing.assert_close(functions[1](x, weight), torch.sigmoid(x) + weight)
 
 
 def test_the_public_function_trains_on_a_cpu(

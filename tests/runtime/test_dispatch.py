@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuselab
 from fuselab.errors import (
+    ArgumentTypeError,
     BuildError,
     ContractError,
     DifferentiationError,
@@ -256,7 +257,7 @@ def test_threads_that_register_at_once_get_one_function() -> None:
         assert len(set(threads.map(register, range(8)))) == 1
 
 
-def test_registering_again_replaces_and_another_signature_is_refused() -> None:
+def test_registering_again_replaces_an_operator_with_the_same_reference() -> None:
     op = make_op("dispatchtest::again")
     function = fuselab.operator(op)
     assert fuselab.operator(op) is function
@@ -264,15 +265,42 @@ def test_registering_again_replaces_and_another_signature_is_refused() -> None:
         "dispatchtest::again",
         implementations={"cpp": Implementation("cpu", lambda *args: reference(*args) * 2)},
     )
-    fuselab.operator(doubled)
+    assert fuselab.operator(doubled) is function
     args = inputs(grad=False)
     torch.testing.assert_close(function(*args), reference(*args) * 2)
 
-    def other(input: Tensor) -> Tensor:
-        return input * 2
 
-    with pytest.raises(ContractError, match="registered with another signature"):
-        fuselab.operator(make_op("dispatchtest::again", reference=other, gradient=None))
+def multiplied(by: float) -> FusedOp:
+    def reference(input: Tensor) -> Tensor:
+        return input * by
+
+    return make_op(
+        "dispatchtest::multiplied", reference=reference, gradient=None, implementations={}
+    )
+
+
+def tripled(input: Tensor, times: int = 1) -> Tensor:
+    return input * 3 * times
+
+
+def test_another_operator_of_the_same_name_is_registered_beside_the_first() -> None:
+    """Each function goes on computing what it was made from, whatever else has its name."""
+    input = torch.tensor([1.0, -2.0])
+    ops = [
+        multiplied(2.0),
+        make_op("dispatchtest::multiplied", reference=tripled, gradient=None, implementations={}),
+        multiplied(5.0),
+    ]
+    functions = [fuselab.operator(op) for op in ops]
+    assert [function(input).tolist() for function in functions] == [[2, -4], [3, -6], [5, -10]]
+    assert [fuselab.operator(op) for op in ops] == functions
+    compiled = torch.compile(lambda x: [one(x) for one in functions], backend="eager")
+    assert [one.tolist() for one in compiled(input)] == [[2, -4], [3, -6], [5, -10]]
+    assert torch.ops.dispatchtest.multiplied(input, "auto").tolist() == [2, -4]
+    assert torch.ops.dispatchtest.multiplied__2(input, 1, "auto").tolist() == [3, -6]
+    assert torch.ops.dispatchtest.multiplied__3(input, "auto").tolist() == [5, -10]
+    with pytest.raises(ArgumentTypeError, match="multiplied: 'input' must be a Tensor"):
+        functions[1](1.0)
 
 
 @pytest.mark.parametrize(

@@ -324,6 +324,9 @@ def reference_times_ten(input: Tensor, scale: float = 1.0) -> Tensor:
     return torch.relu(input * scale) * 10
 
 
+reference_times_ten.__qualname__ = reference.__qualname__  # as if its file was loaded again
+
+
 def test_an_implementation_that_did_not_build_is_asked_again() -> None:
     def broken(input: Tensor, scale: float) -> Tensor:
         raise BuildError("no compiler today.")

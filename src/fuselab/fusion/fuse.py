@@ -43,7 +43,7 @@ from fuselab.inspect.user_code import check_arguments
 from fuselab.measure.verdict import Outcome, Verdict
 from fuselab.op import FusedOp, Inputs
 from fuselab.report.progress import say
-from fuselab.runtime.dispatch import check_types, choose, registered
+from fuselab.runtime.dispatch import check_types, choose, registered, registration_of
 
 
 def fuse(
@@ -111,8 +111,8 @@ def _patterns(ops: Sequence[FusedOp] | None) -> list[Pattern]:
     if ops is None:
         from fuselab.ops import contract, operators
 
-        library = [contract(name) for name in operators()]
-        ops = list({op.name: op for op in (*library, *registered().values())}.values())
+        library = {op.name: op for op in map(contract, operators())}
+        ops = list((library | registered()).values())
     return [Pattern(op, rewrite) for op in ops for rewrite in op.rewrites]
 
 
@@ -312,7 +312,7 @@ class _Fusion:
         """Return ``result`` of what was decided on a region, proved and measured."""
         try:
             arguments = op.bind(inputs)
-            check_types(op, arguments)
+            check_types(registration_of(op), arguments)
             op.validate(*arguments)
             implementation = choose(op, arguments)
         except FuselabError as error:

@@ -21,10 +21,9 @@ from fuselab.errors import FuselabError, UnsupportedError
 from fuselab.op import FusedOp, Inputs, dtype_name, tensors_in
 from fuselab.packaging.native_text import Unit, scalar_type
 from fuselab.packaging.native_trace import trace
-from fuselab.runtime.dispatch import operator
 from fuselab.runtime.dispatch.autocast import without_autocast
+from fuselab.runtime.dispatch.register import registration_of
 from fuselab.runtime.dispatch.schema import upstream_parameters
-from fuselab.runtime.registered import REGISTERED
 
 _SEED = 0
 _PRIMES = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71)
@@ -82,8 +81,7 @@ def native_operator(op: FusedOp, dtypes: Sequence[torch.dtype]) -> NativeOperato
     Raises UnsupportedError for an operator that has no form in C++: one that writes over its
     arguments, takes lists of tensors, or calls something other than PyTorch's operators.
     """
-    operator(op)
-    registration = REGISTERED[op.name]
+    registration = registration_of(op)
     schema = str(registration.raw_forward.overloads[0]._schema)
     kinds = [kind for _, kind in registration.schema[0]]
     if op.mutates:

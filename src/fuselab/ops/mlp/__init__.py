@@ -12,7 +12,7 @@ from fuselab.op import Inputs, tensors_in
 from fuselab.ops._shared.dtypes import cast_operands
 from fuselab.ops.mlp import layers_launch
 from fuselab.ops.mlp.op import OP, validate
-from fuselab.runtime.dispatch import check_types, operator
+from fuselab.runtime.dispatch import check_types, operator, registration_of
 
 _operator = operator(OP)
 
@@ -30,7 +30,7 @@ def mlp(*args: Any, implementation: str = "auto", **named: Any) -> Tensor:
         except TypeError:
             return _operator(*args, **named)  # raises an error that says what is wrong
         if not torch.compiler.is_compiling():
-            check_types(OP, bound)
+            check_types(registration_of(OP), bound)
         device = bound[0].device.type
         if device != "meta" and torch.is_autocast_enabled(device):  # it raises for meta
             validate(*cast_operands(torch.get_autocast_dtype(device), *bound))

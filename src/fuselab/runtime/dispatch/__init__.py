@@ -22,7 +22,15 @@ Sequences of tensors: autograd sees only tensors that are arguments themselves, 
 
 from fuselab.runtime.dispatch.arguments import check_types
 from fuselab.runtime.dispatch.choice import choose, is_by_survey, why_not
-from fuselab.runtime.dispatch.register import operator
+from fuselab.runtime.dispatch.register import operator, registration_of
 from fuselab.runtime.registered import registered
 
-__all__ = ["check_types", "choose", "is_by_survey", "operator", "registered", "why_not"]
+__all__ = [
+    "check_types",
+    "choose",
+    "is_by_survey",
+    "operator",
+    "registered",
+    "registration_of",
+    "why_not",
+]

@@ -16,15 +16,14 @@ from fuselab.errors import (
     NumberRangeError,
     OperandError,
 )
-from fuselab.op import FusedOp, tensors_in
+from fuselab.op import tensors_in
 from fuselab.runtime.dispatch.registration import Registration
-from fuselab.runtime.registered import REGISTERED
 
 
-def check_types(op: FusedOp, args: Sequence[Any]) -> None:
+def check_types(registration: Registration, args: Sequence[Any]) -> None:
     """Raise for a value that is not of its parameter's type; contracts may then rely on types. A
     float may be a 0-d tensor, but not one whose gradient would be dropped. It takes 1 us."""
-    registration, short = REGISTERED[op.name], op.short_name
+    op, short = registration.op, registration.op.short_name
     for value, (name, types, words) in zip(args, registration.accepted, strict=True):
         if not isinstance(value, types):
             raise ArgumentTypeError(

@@ -20,7 +20,7 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
     Its methods close over the operator's name and look everything else up in ``REGISTERED``,
     because Dynamo can trace a global dictionary but no closure over an object of ours.
     """
-    op_name = registration.op.name
+    op_name = registration.name
 
     def raw_backward(
         name: str, needs: Sequence[bool], grad: Any, saved: Sequence[Any], fresh: bool = False

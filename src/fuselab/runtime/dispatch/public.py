@@ -129,7 +129,7 @@ def _call(registration: Registration, args: tuple[Any, ...], implementation: str
             "implementation", implementation, ["auto", "reference", *op.implementations]
         )
     if not compiling:
-        check_types(op, args)
+        check_types(registration, args)
     device = device_of(op, args)
     if op.autocast is not None and not op.mutates and has_autocast(device.type):
         args = tuple(op.autocast(torch.get_autocast_dtype(device.type), *args))

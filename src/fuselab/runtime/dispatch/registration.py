@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import operator as operators
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -33,13 +36,17 @@ from fuselab.runtime.dispatch.sequences import flat_of, with_tuples
 
 
 class Registration:
-    """The state of one operator name: its raw operators, autograd.Function and public function."""
+    """The state of one operator: its raw operators, autograd.Function and public function.
 
-    def __init__(self, op: FusedOp) -> None:
+    ``name`` is what PyTorch calls it, the operator's own unless another one had that before.
+    """
+
+    def __init__(self, op: FusedOp, name: str) -> None:
         self.op = op
+        self.name = name
         self.schema = schema_of(op)
         forward_parameters, backward_parameters = self.schema
-        self.forward_id = launch_plans.register(op.name)
+        self.forward_id = launch_plans.register(name)
         self.is_tensor = tuple(name in op.tensor_parameters for name in op.signature.parameters)
         self.is_sequence = tuple(kind == "Tensor[]" for _, kind in forward_parameters)
         self.tensor_positions = _positions(self.is_tensor)
@@ -61,7 +68,7 @@ class Registration:
             for name, parameter in op.signature.parameters.items()
         )
         self.raw_forward = RawOperator(
-            op.name,
+            name,
             forward_parameters,
             "()" if op.mutates else _result_type(self.returned_count),
             self._forward,
@@ -70,9 +77,9 @@ class Registration:
             op.mutates,
         )
         if backward_parameters:
-            self.backward_id = launch_plans.register(f"{op.name}_backward")
+            self.backward_id = launch_plans.register(f"{name}_backward")
             self.raw_backward = RawOperator(
-                f"{op.name}_backward",
+                f"{name}_backward",
                 [backward_parameters[0], *upstream_parameters(op), *backward_parameters[2:]],
                 "Tensor[]" if self.sequence_positions else _result_type(len(self.tensor_positions)),
                 self._backward,
@@ -158,19 +165,27 @@ class Registration:
                 found[place] = tuple(one.detach() for one in value)
         return found
 
-    def replace(self, op: FusedOp) -> None:
-        """Replace the operator registered under this name by ``op``."""
+    def is_replaced_by(self, op: FusedOp) -> bool:
+        """Return whether ``op`` is a new declaration of this operator: its reference is defined in
+        the same place, and PyTorch is told the same about both."""
+        known = self.op
+        if op.name != known.name or not _same_definition(op.reference, known.reference):
+            return False
+        if (op.signature, op.mutates) != (known.signature, known.mutates):
+            return False
+        constant = [one.gradient and one.gradient.non_differentiable for one in (op, known)]
         returned_count = op.output_count + op.residual_count
         counts = op.output_count, returned_count
-        if (schema_of(op), *counts) != (self.schema, self.output_count, self.returned_count):
-            raise ContractError(
-                f"{op.name} is registered with another signature in this process; choose another "
-                "name, or start a new process."
-            )
+        is_same = (schema_of(op), *counts) == (self.schema, self.output_count, self.returned_count)
+        return is_same and constant[0] == constant[1]
+
+    def replace(self, op: FusedOp) -> None:
+        """Replace the operator by ``op``, a new declaration of it."""
         self.op = op
         launch_plans.forget(self.forward_id)
         if op.gradient is not None:
             launch_plans.forget(self.backward_id)
+            self.rules.clear()
 
     # The forward, from the raw operator's kernel on.
 
@@ -374,6 +389,32 @@ class Registration:
         self._refuse_other_counts(what, grads, arguments)
         grads = self.op.arranged(unshared(grads, arguments))
         return self._filled(grads, args[1])
+
+
+def _same_definition(one: Any, other: Any) -> bool:
+    """Return whether two functions were defined by one ``def``, with the same objects around it.
+
+    In a notebook that is a ``def`` of the same name, as every cell is a file of its own.
+    """
+    if isinstance(one, functools.partial) and isinstance(other, functools.partial):
+        same_arguments = (one.args, one.keywords) == (other.args, other.keywords)
+        return same_arguments and _same_definition(one.func, other.func)
+    if not (inspect.isfunction(one) and inspect.isfunction(other)):
+        return one is other
+    around = [[*map(_content, function.__closure__ or ())] for function in (one, other)]
+    if len(around[0]) != len(around[1]) or any(map(operators.is_not, *around)):
+        return False
+    if (one.__module__, one.__qualname__) != (other.__module__, other.__qualname__):
+        return False
+    in_one_file = one.__code__.co_filename == other.__code__.co_filename
+    return in_one_file or one.__module__ == "__main__"
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing was assigned yet
+        return None
 
 
 def _single_or_tuple(outputs: tuple[Tensor, ...]) -> Any:
