@@ -25,15 +25,8 @@ def compiler() -> str:
 @functools.cache
 def compiler_version() -> str:
     """Return the compiler's own version line."""
-    result = subprocess.run([compiler(), "--version"], capture_output=True, text=True)
+    result = run_command([compiler(), "--version"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     return result.stdout.splitlines()[0] if result.stdout else compiler()
-
-
-@functools.cache
-def takes(*options: str) -> bool:
-    """Return whether the compiler knows these options."""
-    command = [compiler(), *options, "-E", "-x", "c++", os.devnull]
-    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 # Held while a process starts, and while Python forks. A process that is forked in between would

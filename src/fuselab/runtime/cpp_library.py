@@ -11,14 +11,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from fuselab.errors import BuildError, IndexRangeError, LaunchError, OperandError
 from fuselab.runtime import cache, precompiled_header
-from fuselab.runtime.compiler import compiler, compiler_version, run_compiler, takes
+from fuselab.runtime.compiler import compiler_version, run_compiler
+from fuselab.runtime.compiler_answers import macros, takes
 from fuselab.runtime.instruction_set import compiler_options, instruction_set
 
 OPTIONS = (
@@ -111,11 +111,9 @@ def _copying() -> tuple[str, ...]:
     return options if bits and takes(*options) else ()
 
 
-@functools.cache
 def _cpu() -> str:
     """Return what the options mean on this CPU, so that a library built for another is not used."""
-    command = [compiler(), *compiler_options(), "-E", "-dM", "-x", "c++", "/dev/null"]
-    return subprocess.run(command, capture_output=True, text=True).stdout
+    return macros(*compiler_options())
 
 
 def compile_library(source: str, library: Path, options: Sequence[str], what: str) -> None:
