@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuselab.errors import BuildError, DeviceError, LaunchError
-from fuselab.runtime import cpp_library
+from fuselab.errors import BuildError, DeviceError, IndexRangeError, LaunchError, OperandError
+from fuselab.runtime import cache, cpp_library
 from fuselab.runtime.cpp_source import CppSource, f32, f64, i32, i64
 
 HERE = Path(__file__).parent
@@ -77,6 +77,30 @@ def test_an_unknown_instantiation_gives_the_compilers_words() -> None:
 def test_an_exception_in_a_kernel_is_a_launch_error(kind: int, words: str) -> None:
     with pytest.raises(LaunchError, match=words):
         SOURCE.launch("throws", (torch.zeros(1), i32(kind)))
+
+
+@pytest.mark.parametrize(
+    ("before", "throws", "error"),
+    [
+        ("", "throw 1;", LaunchError),
+        ("struct Own : std::exception {};", "throw Own();", LaunchError),
+        ("#include <vector>", "std::vector<int>(1).at(9);", IndexRangeError),
+        ("#include <stdexcept>", 'throw std::invalid_argument("no");', OperandError),
+    ],
+)
+def test_errors_are_told_apart_where_the_source_can_throw_them(
+    before: str, throws: str, error: type[Exception], tmp_path: Path
+) -> None:
+    source = tmp_path / "kernels.cpp"
+    source.write_text(f"#include <new>\n{before}\nvoid throws() {{ {throws} }}\n")
+    with pytest.raises(error):
+        CppSource(source).launch("throws", ())
+
+
+def test_our_headers_include_none_that_take_long_to_parse() -> None:
+    for name in ("cpu_sweep.h", "cpu_dropout.h"):
+        text = cache.source_text(cache.HEADERS / name)
+        assert cache.standard_headers(text) <= cpp_library._WITHOUT_ERRORS
 
 
 def test_a_tensor_elsewhere_is_refused() -> None:

@@ -24,6 +24,7 @@ from fuselab.runtime.compiler import run_command
 
 POLL_S = 0.01  # between two looks at a lock that another process holds
 HEADERS = Path(__file__).with_name("include")  # public: any kernel may include them by name
+_STANDARD_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>", re.MULTILINE)
 _LOCAL_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 
@@ -73,6 +74,11 @@ def key(*parts: object) -> str:
 def included(text: str) -> list[str]:
     """Return the names of the headers of ours that a C++ or CUDA text includes."""
     return _LOCAL_INCLUDE.findall(text)
+
+
+def standard_headers(text: str) -> set[str]:
+    """Return the names of the headers of the compiler that a C++ text includes."""
+    return set(_STANDARD_INCLUDE.findall(text))
 
 
 def source_text(path: Path, headers: Path | None = None) -> str:

@@ -32,12 +32,12 @@ OPTIONS = (
 
 # Unpacks untyped arguments by the kernel's own parameter types. An exception of the kernel is
 # returned as its text, because it must not cross the C boundary. The texts of std::out_of_range and
-# std::invalid_argument reach the user as IndexRangeError and OperandError.
+# std::invalid_argument, in kernels that can throw them, reach the user as IndexRangeError and
+# OperandError.
 _ENTRY = """
 #include <cstddef>
+#include <cstdio>
 #include <exception>
-#include <stdexcept>
-#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -49,20 +49,25 @@ void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<i
 
 template <typename... Parameters>
 const char* guarded(void (*kernel)(Parameters...), void** arguments) noexcept {
-  static thread_local std::string message;
+  static thread_local char message[4096];
+  const auto say = [](const char* kind, const char* what) {
+    std::snprintf(message, sizeof message, "%s%s", kind, what);
+  };
   try {
     call(kernel, arguments, std::index_sequence_for<Parameters...>{});
     return nullptr;
+#ifdef FUSELAB_STANDARD_ERRORS
   } catch (const std::out_of_range& error) {
-    message = std::string("out of range: ") + error.what();
+    say("out of range: ", error.what());
   } catch (const std::invalid_argument& error) {
-    message = std::string("invalid argument: ") + error.what();
+    say("invalid argument: ", error.what());
+#endif
   } catch (const std::exception& error) {
-    message = error.what();
+    say("", error.what());
   } catch (...) {
-    message = "unknown exception";
+    say("", "unknown exception");
   }
-  return message.c_str();
+  return message;
 }
 
 // One letter per parameter, as the launch encodes them: a mismatch is found before the call.
@@ -84,6 +89,31 @@ const char* codes(void (*)(Parameters...)) {
 }
 }  // namespace fuselab_entry
 """
+
+# Parsing <stdexcept> takes longer than anything else here. A kernel whose source includes no other
+# standard headers than these cannot throw its errors.
+_THROWING = "#include <stdexcept>\n#define FUSELAB_STANDARD_ERRORS\n"
+_WITHOUT_ERRORS = frozenset(
+    [
+        "avx2intrin.h",
+        "avxintrin.h",
+        "cmath",
+        "cstddef",
+        "cstdint",
+        "cstdlib",
+        "cstring",
+        "emmintrin.h",
+        "f16cintrin.h",
+        "immintrin.h",
+        "limits",
+        "new",
+        "omp.h",
+        "smmintrin.h",
+        "tuple",
+        "type_traits",
+        "utility",
+    ]
+)
 
 _EXPORT = """
 extern "C" __attribute__((visibility("default")))
@@ -181,18 +211,18 @@ class CppLibrary:
 
     def _key(self, expressions: tuple[str, ...]) -> str:
         text = cache.source_text(self.path, cache.HEADERS)
-        return cache.key(
-            "cpp", text, _ENTRY, _EXPORT, expressions, options(), compiler_version(), _cpu()
-        )
+        entry = (_THROWING, _ENTRY, _EXPORT)
+        return cache.key("cpp", text, *entry, expressions, options(), compiler_version(), _cpu())
 
     def _build(self, expressions: tuple[str, ...], library: Path) -> None:
         exports = (
             _EXPORT.format(index=index, expression=expression)
             for index, expression in enumerate(expressions)
         )
-        source = f'#include "{self.path.resolve()}"\n{_ENTRY}{"".join(exports)}'
-        general = (*options(), f"-I{cache.HEADERS}")
         text = cache.source_text(self.path, cache.HEADERS)
+        throwing = "" if cache.standard_headers(text) <= _WITHOUT_ERRORS else _THROWING
+        source = f'#include "{self.path.resolve()}"\n{throwing}{_ENTRY}{"".join(exports)}'
+        general = (*options(), f"-I{cache.HEADERS}")
         before = precompiled_header.options_for(text, general, _cpu())
         what = f"{self.path.name}: {', '.join(expressions)}"
         try:

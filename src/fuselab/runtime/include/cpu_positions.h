@@ -10,8 +10,6 @@
 // Stretch to watch find out how far it reaches.
 #pragma once
 
-#include <algorithm>
-
 #include "cpu_math.h"
 
 namespace math {
@@ -169,7 +167,7 @@ struct Stretch {
   uint64_t outcomes = 0;
   int comparisons = 0;
 
-  FUSELAB_INLINE void end_at(int64_t lane) { lanes = std::min(lanes, lane); }
+  FUSELAB_INLINE void end_at(int64_t lane) { lanes = smaller(lanes, lane); }
 
   // Watches a comparison with 0 of a number that grows by `step` from lane to lane.
   FUSELAB_INLINE void watch(int64_t first, int64_t step) {

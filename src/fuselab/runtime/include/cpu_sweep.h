@@ -19,15 +19,12 @@
 
 #include <omp.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
 #include <new>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "cpu_positions.h"
 
@@ -381,43 +378,69 @@ FUSELAB_INLINE std::tuple<Terms...> as_tuple(std::tuple<Terms...> terms) {
 
 // --- scratch memory -------------------------------------------------------------------------------
 
+// Begins the lives of `count` values, of which some types set members.
+template <class Value>
+void construct(Value* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) ::new (static_cast<void*>(values + i)) Value;
+}
+
 // The memory in which a thread keeps values of a block of rows. It serves block after block, and is
 // kept from call to call unless it is large.
 class Scratch {
  public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() {
+    release();
+    std::free(slots_);
+  }
+
   // Returns memory for `count` values, which holds until the next reset. Addresses a multiple of
   // 4096 bytes apart would make loads wait for stores, so each memory begins at another offset.
   template <class Value>
   Value* take(int64_t count) {
     const std::size_t offset = next_ * 320 % 4096;
-    if (next_ == slots_.size()) slots_.emplace_back();
+    if (next_ == count_) add_slot();
     Slot& slot = slots_[next_++];
     const std::size_t bytes = (offset + count * sizeof(Value) + 63) / 64 * 64;
-    if (slot.bytes < bytes) {
-      slot.memory.reset();
-      slot.memory.reset(std::aligned_alloc(64, bytes));
-      if (!slot.memory) throw std::bad_alloc();
-      slot.bytes = bytes;
-    }
-    return reinterpret_cast<Value*>(static_cast<std::byte*>(slot.memory.get()) + offset);
+    if (slot.bytes < bytes) slot.renew(bytes);
+    return reinterpret_cast<Value*>(static_cast<std::byte*>(slot.memory) + offset);
   }
   void reset() { next_ = 0; }
   void release_if_large() {
     std::size_t bytes = 0;
-    for (const Slot& slot : slots_) bytes += slot.bytes;
-    if (bytes > std::size_t{1} << 23) slots_.clear();
+    for (std::size_t i = 0; i < count_; ++i) bytes += slots_[i].bytes;
+    if (bytes > std::size_t{1} << 23) release();
   }
 
  private:
-  struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-  };
   struct Slot {
-    std::unique_ptr<void, Free> memory;
-    std::size_t bytes = 0;
+    void* memory;
+    std::size_t bytes;
+
+    void release() {
+      std::free(memory);
+      memory = nullptr, bytes = 0;
+    }
+    void renew(std::size_t wanted) {
+      release();
+      memory = std::aligned_alloc(64, wanted);
+      if (!memory) throw std::bad_alloc();
+      bytes = wanted;
+    }
   };
-  std::vector<Slot> slots_;
-  std::size_t next_ = 0;
+  void add_slot() {
+    void* const grown = std::realloc(slots_, (count_ + 1) * sizeof(Slot));
+    if (!grown) throw std::bad_alloc();
+    slots_ = static_cast<Slot*>(grown);
+    slots_[count_++] = {nullptr, 0};
+  }
+  void release() {
+    for (std::size_t i = 0; i < count_; ++i) slots_[i].release();
+  }
+  Slot* slots_ = nullptr;
+  std::size_t count_ = 0, next_ = 0;
 };
 
 inline Scratch& scratch_of_thread() {
@@ -546,7 +569,7 @@ class At {
           V* const square = square_of<place>();
           const int64_t column = (along_ - run_.first) % lanes<V>;
           if (column == 0) {
-            const int64_t columns = std::min(run_.last - along_, lanes<V>);
+            const int64_t columns = smaller(run_.last - along_, lanes<V>);
             load_transposed<V, Plain>(square, from + first_ * stride, stride, count_, columns);
           }
           return square[column];
@@ -859,18 +882,19 @@ struct Blocks {
   // Several rows if they are short: the work for each sweep is then shared, and a processor computes
   // on one row while it waits for the sum of another.
   static int64_t short_rows(const Loops<operands>& loops) {
-    const int64_t rows = elements_of_short_rows / std::max<int64_t>(1, loops.columns);
-    return std::clamp<int64_t>(std::min(rows, loops.row_size_3), 1, width);
+    const int64_t rows = elements_of_short_rows / larger<int64_t>(1, loops.columns);
+    return larger<int64_t>(1, smaller(smaller(rows, loops.row_size_3), width));
   }
 
   // Few strips if the block then stays in the cache from sweep to sweep. A sum over a long batch is
   // not read again, and many strips make it read memory in longer pieces.
   static int64_t strips_per_block(const Loops<operands>& loops) {
     const int64_t strips = (loops.row_size_3 + width - 1) / width;
-    const int64_t cached = cached_elements / std::max<int64_t>(1, loops.columns * width);
-    if (cached < 4) return std::min(strips, most_strips);
+    const int64_t cached = cached_elements / larger<int64_t>(1, loops.columns * width);
+    if (cached < 4) return smaller(strips, most_strips);
     const int64_t for_64_blocks = loops.rows / (64 * width);
-    return std::min({strips, std::max<int64_t>(4, for_64_blocks), cached, most_strips});
+    return smaller(smaller(strips, larger<int64_t>(4, for_64_blocks)),
+                   smaller(cached, most_strips));
   }
 
   int64_t rows_per_block, blocks_per_run, count;
@@ -895,7 +919,7 @@ class Rows {
     const auto [outer_two, inner] = divided(run, loops.row_size_2);
     const auto [outer, middle] = divided(outer_two, loops.row_size_1);
     const int64_t first = block_of_run * blocks.rows_per_block;
-    count_ = std::min(loops.row_size_3 - first, blocks.rows_per_block);
+    count_ = smaller(loops.row_size_3 - first, blocks.rows_per_block);
     strips_ = (count_ + width - 1) / width;
     units_ = lane == Lane::column ? count_ : strips_;
     run_.elements = loops.rows * loops.columns;
@@ -966,7 +990,7 @@ class Rows {
     for (int64_t strip = 0; strip < strips_; ++strip) {
       math::Stretch stretch;
       body(place_of_rows<Positions::finding_stretch>(strip, &stretch));
-      if (stretch.lanes >= std::min(count_ - strip * width, width)) {
+      if (stretch.lanes >= smaller(count_ - strip * width, width)) {
         body(place_of_rows<Positions::within_stretch>(strip));
       } else {
         body(place_of_rows(strip));
@@ -987,7 +1011,7 @@ class Rows {
       Real value[width] = {};
       const LongIntegers<V> of_rows = index_of(index, strip);
       std::memcpy(wanted, &of_rows, sizeof wanted);
-      for (int64_t row = 0; row < std::min(count_ - first, width); ++row) {
+      for (int64_t row = 0; row < smaller(count_ - first, width); ++row) {
         const int64_t column = wanted[row];
         if (column < 0 || column >= loops_.columns) continue;
         const Run<V, operands> run = run_at(squares, column);
@@ -1007,7 +1031,7 @@ class Rows {
   template <class Term>
   SoFar<Term> running() const {
     auto* const states = scratch_.template take<typename Term::State>(units_);
-    std::uninitialized_default_construct_n(states, units_);
+    construct(states, units_);
     return {states};
   }
 
@@ -1053,7 +1077,7 @@ class Rows {
   FUSELAB_INLINE PlaceOfRows<positions> place_of_rows(int64_t strip,
                                                       math::Stretch* stretch = nullptr) const {
     const int64_t first = strip * width;
-    return {run_, first, 0, std::min(count_ - first, width), strip, 0, stretch};
+    return {run_, first, 0, smaller(count_ - first, width), strip, 0, stretch};
   }
 
   template <class Index>
@@ -1076,7 +1100,7 @@ class Rows {
     } else {
       const int64_t strip = row / width, first = strip * width;
       const int64_t kept = (column * strips_ + strip) * width;
-      return {run, first, run.first, std::min(count_ - first, width), strip, kept};
+      return {run, first, run.first, smaller(count_ - first, width), strip, kept};
     }
   }
   // A single column as a run of columns.
@@ -1096,7 +1120,7 @@ class Rows {
     using States = std::tuple<typename std::tuple_element_t<place, Terms>::State...>;
     const int64_t count = pieces();
     States* const states = scratch_.template take<States>(count * units_);
-    std::uninitialized_default_construct_n(states, count * units_);
+    construct(states, count * units_);
     in_pieces([&](int64_t piece, int64_t begin, int64_t end) {
       States* const own = states + piece * units_;
       walk<how>(begin, end, body, [body, own](int64_t unit, auto run)
@@ -1137,7 +1161,7 @@ class Rows {
   int64_t pieces() const {
     if (!shares_) return 1;
     const int64_t elements = loops_.columns * count_;
-    return std::min<int64_t>(64, std::max<int64_t>(1, elements / columns_per_piece));
+    return smaller<int64_t>(64, larger<int64_t>(1, elements / columns_per_piece));
   }
   template <class Body>
   void in_pieces(Body body) const {
@@ -1168,7 +1192,7 @@ class Rows {
     auto [outer, middle] = divided(run_of_columns, loops_.column_size_1);
     V squares[lane == Lane::row ? operands * width : 1];
     for (int64_t column = begin; column < end;) {
-      const int64_t last = first + std::min({inner - first, end - column, longest});
+      const int64_t last = first + smaller(smaller(inner - first, end - column), longest);
       const int64_t before = column - first;
       Run<V, operands> run = {run_.offsets, first, last, before, squares, run_.elements};
       for (int k = 0; k < operands; ++k)
@@ -1185,7 +1209,7 @@ class Rows {
                 body(Place<Extent::whole>(run, at, before + at, width, row, kept + at));
             }
             for (; at < last; at += width) {
-              const int64_t count = std::min(last - at, width);
+              const int64_t count = smaller(last - at, width);
               body(Place<Extent::part>(run, at, before + at, count, row, kept + at));
             }
           });
@@ -1202,7 +1226,7 @@ class Rows {
             });
           }
           for (int64_t strip = whole; strip < strips_; ++strip) {
-            const int64_t row = strip * width, count = std::min(count_ - row, width);
+            const int64_t row = strip * width, count = smaller(count_ - row, width);
             visit(strip, [&](auto body) __attribute__((always_inline)) {
               body(Place<Extent::part>(run, row, at, count, strip, kept + row));
             });
@@ -1210,7 +1234,7 @@ class Rows {
         }
       } else {
         for (int64_t strip = 0; strip < strips_; ++strip) {
-          const int64_t row = strip * width, count = std::min(count_ - row, width);
+          const int64_t row = strip * width, count = smaller(count_ - row, width);
           const int64_t kept = before * strips_ * width + row, step = strips_ * width;
           visit(strip, [&](auto body) __attribute__((always_inline)) {
             if (is_dense_ && count == width) {
@@ -1243,7 +1267,7 @@ class Rows {
       math::Stretch stretch;
       kernel(Place<Extent::part, Positions::finding_stretch>(run, from, before + from, width, row,
                                                              kept + from, &stretch));
-      return from + std::min(stretch.lanes, run.last - from);
+      return from + smaller(stretch.lanes, run.last - from);
     };
     int64_t end = end_of_stretch(run.first);
     // Pieces are not written past the caches, and nothing else may be in a line that has some.
@@ -1254,7 +1278,7 @@ class Rows {
         body(Place<Extent::whole, Positions::within_stretch>(run, at, before + at, width, row,
                                                              kept + at));
       }
-      next = std::min(at + width, run.last);
+      next = smaller(at + width, run.last);
       if (at == run.last || end <= at) {
         next = at;
         continue;
@@ -1266,7 +1290,7 @@ class Rows {
         continue;
       }
       for (int64_t piece = 0, from = at; piece < pieces; from = ends[piece++]) {
-        const int64_t count = std::min(ends[piece], next) - from;
+        const int64_t count = smaller(ends[piece], next) - from;
         body(Place<Extent::part, Positions::within_stretch>(run, from, before + from, count, row,
                                                             kept + from));
       }
@@ -1315,11 +1339,11 @@ class Rows {
             runs[run], row, at, width, strip, place(strip, run, at), &found));
         stretch.end_at(found.outcomes == stretch.outcomes ? found.lanes : 0);
       }
-      return row + std::min(stretch.lanes, count_ - row);
+      return row + smaller(stretch.lanes, count_ - row);
     };
     int64_t end = 0;
     for (int64_t strip = 0; strip < strips_; ++strip) {
-      const int64_t row = strip * width, count = std::min(count_ - row, width);
+      const int64_t row = strip * width, count = smaller(count_ - row, width);
       if (end < row + count) end = end_of_stretch(strip);
       visit(strip, [&](auto body) __attribute__((always_inline)) {
         const auto walk_runs = [&](auto at_column) __attribute__((always_inline)) {
@@ -1365,7 +1389,7 @@ void sweep(const Loops<operands>& loops, Body body, bool may_share = true) {
   using Block = Rows<Real, lane, operands>;
   if (loops.rows == 0) return;
   const Blocks<Real, lane, operands> blocks(loops);
-  const int64_t block_elements = std::min(loops.rows, blocks.rows_per_block) * loops.columns;
+  const int64_t block_elements = smaller(loops.rows, blocks.rows_per_block) * loops.columns;
   if (may_share && blocks.count < 16 && block_elements >= columns_to_share) {
     for (int64_t block = 0; block < blocks.count; ++block) body(Block(loops, blocks, block, true));
     finish_streaming();
@@ -1398,8 +1422,8 @@ struct PieceOfSums {
   int64_t count;  // of vectors
 
   void clear() const {
-    std::fill_n(runs, count, V{});
-    std::uninitialized_default_construct_n(states, count);
+    for (int64_t i = 0; i < count; ++i) runs[i] = V{};
+    construct(states, count);
   }
   void fold() const {
     for (int64_t i = 0; i < count; ++i) {
@@ -1420,7 +1444,7 @@ void store_columns(const Loops<operands>& loops, Array<place, Element> array,
     Stored<Element>* const to = data + outer * stride[4] + middle * stride[5];
     for_each_vector<V>(loops.column_size_2, [&](int64_t i, auto part) {
       const auto elements = stored<V, Element>(load<V>(sums + column + i, part));
-      const int64_t count = std::min(loops.column_size_2 - i, lanes<V>);
+      const int64_t count = smaller(loops.column_size_2 - i, lanes<V>);
       store_lanes<V, Element>(to + i * stride[6], elements, stride[6], count);
     });
   }
@@ -1439,9 +1463,9 @@ void sweep_and_sum(const Loops<operands>& loops, std::tuple<Arrays...> results, 
   const int64_t vectors = (loops.columns * across + lanes<V> - 1) / lanes<V> + 5;
   const Blocks<Real, lane, operands> blocks(loops);
   const int64_t blocks_per_fold =
-      lane == Lane::column ? std::max<int64_t>(1, 16 / blocks.rows_per_block) : 1;
-  const int64_t wanted = std::min(blocks.count / 4, loops.rows * loops.columns >> 15);
-  const int64_t pieces = std::clamp<int64_t>(wanted, 1, 64);
+      lane == Lane::column ? larger<int64_t>(1, 16 / blocks.rows_per_block) : 1;
+  const int64_t wanted = smaller(blocks.count / 4, loops.rows * loops.columns >> 15);
+  const int64_t pieces = larger<int64_t>(1, smaller<int64_t>(wanted, 64));
   const bool shares = pieces == 1 && loops.columns >= columns_to_share;
 
   static thread_local Scratch memory;

@@ -11,8 +11,21 @@
 #include <type_traits>
 #include <utility>
 
+// <immintrin.h> declares thousands of instructions, of which these kernels use those of the class that
+// they are compiled for. GCC has a header for each extension, which asks for this macro.
 #if defined(__x86_64__)
+#if defined(__AVX512F__) || defined(__clang__) || !__has_include(<avx2intrin.h>)
 #include <immintrin.h>
+#elif defined(__AVX2__)
+#define _IMMINTRIN_H_INCLUDED
+#include <smmintrin.h>
+#include <avxintrin.h>
+#include <avx2intrin.h>
+#include <f16cintrin.h>
+#undef _IMMINTRIN_H_INCLUDED
+#else
+#include <emmintrin.h>
+#endif
 #endif
 
 #define FUSELAB_INLINE inline __attribute__((always_inline))
