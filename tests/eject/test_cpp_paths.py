@@ -42,6 +42,18 @@ def pooled(x):
     return F.max_pool2d(F.relu(x), 3, 2, 1), F.avg_pool2d(x, 3, 1, 1)
 
 
+def strided(x):
+    return F.max_pool2d(x, 3, 2, 1) * F.avg_pool2d(x, (2, 5), 3, (1, 2))[..., :1, :1]
+
+
+def spread(x, gate, bias):
+    return x * torch.sigmoid(gate) + bias
+
+
+def shifted(x, bias):
+    return F.gelu(x + bias)
+
+
 def bordered(x):
     """Reflect, repeat, wrap and shift positions, so that borders of each kind meet."""
     reflected = F.pad(x, (2, 1, 1, 2), mode="reflect") * 2
@@ -84,6 +96,9 @@ EXAMPLES = {
     causal: (torch.zeros(2, 9, 9),),
     summed_difference: (torch.zeros(5, 9), torch.zeros(5, 9)),
     pooled: (torch.zeros(2, 3, 9, 11),),
+    strided: (torch.zeros(2, 3, 9, 11),),
+    spread: (torch.zeros(5, 9), torch.zeros(9), torch.zeros(9)),
+    shifted: (torch.zeros(5, 9), torch.zeros(9)),
     bordered: (torch.zeros(2, 3, 9, 11),),
     counted_where: (torch.zeros(2, 3, 9), torch.zeros(2, 3, 9, dtype=torch.bool)),
     elementary: (torch.zeros(9),),
@@ -195,6 +210,39 @@ def test_windows_that_reach_beyond_a_tensor(package, run, width, dtype):
         expected = pooled(one.double())
         assert torch.equal(largest.double(), expected[0])
         torch.testing.assert_close(mean, expected[1].to(dtype))
+
+
+@pytest.mark.parametrize("width", [2, 17, 35, 160])
+def test_windows_that_lie_apart(package, run, width):
+    """An element's windows follow from its position divided by the stride, and few have rows of
+    which every second or third fills a vector."""
+    text = (package(strided)[0] / "cpu_kernels.cpp").read_text()
+    assert "sweep_in_phases<2, " in text and "sweep_in_phases<3, " in text
+    x = torch.randn(2, 3, 7, width, generator=torch.Generator().manual_seed(0))
+    for one in (x, x.transpose(2, 3), x.to(memory_format=torch.channels_last)):
+        (actual,) = gradients(lambda x: run(strided, x), [one])
+        (wanted,) = gradients(strided, [one.double()])
+        torch.testing.assert_close(actual, wanted.float())
+
+
+@pytest.mark.parametrize("shape", [(40, 7), (300, 70), (3, 20_000), (0, 9)], ids=str)
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [(spread, "for_each_with_columns<"), (shifted, "at.add(grad_bias_sum, ")],
+    ids=["spread", "shifted"],
+)
+def test_a_value_of_a_whole_column(package, run, function, words, shape):
+    """A gate is computed once for a column, in rows that are not too long, and the gradient of a
+    bias is summed with that of x."""
+    assert words in (package(function)[0] / "cpu_kernels.cpp").read_text()
+    generator = torch.Generator().manual_seed(0)
+    x, *rows = (torch.randn(shape[-one.dim() :], generator=generator) for one in EXAMPLES[function])
+    across = torch.randn(shape[::-1], generator=generator).t()
+    for inputs in ((x, *rows), (across, *rows), (x, *(one[:1].expand(shape[1]) for one in rows))):
+        torch.testing.assert_close(run(function, *inputs), function(*inputs))
+        actual = gradients(lambda *given: run(function, *given), inputs)
+        wanted = gradients(function, [one.double() for one in inputs])
+        torch.testing.assert_close(actual, tuple(one.float() for one in wanted))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

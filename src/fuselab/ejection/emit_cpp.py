@@ -6,6 +6,7 @@ threads and the strides are those of ``fuselab/runtime/include/cpu_sweep.h``.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Container, Iterable, Sequence
 
@@ -54,6 +55,7 @@ from fuselab.ejection.picks import Pick, is_number, pick_of
 from fuselab.ejection.plan import KernelPlan, Namer, Operand
 from fuselab.errors import EjectError
 
+MOST_PHASES = 8  # in which rows are taken where their positions are divided
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "not"})
 # What positions take without becoming vectors (cpu_positions.h).
 _OF_POSITIONS = frozenset({"add", "sub", "mul", "neg", "intdiv", *CPP_INTEGERS})
@@ -94,6 +96,7 @@ class _Kernel:
         self.reciprocals: dict[Expression, str] = {}  # of divisors that do not depend on a column
         self.is_kept: set[Expression] = set()  # those of them that an earlier sweep has computed
         self.column_axes = frozenset(plan.kernel.column_axes)
+        self.has_columns = plan.has_columns or bool(plan.sums)
         self.guards = self.guards_along_rows()
         self.namer = Namer(sorted(KEYWORDS | FRAME | TYPES))
         self.names: dict[Expression, str] = {
@@ -145,7 +148,7 @@ class _Kernel:
             sums = [one.name for one in self.plan.stored if one.node in self.plan.sums]
             text += f" Sums {', '.join(sums)} over the rows."
         rows = self.axes(self.plan.kernel.row_axes)
-        if not self.plan.has_columns:
+        if not self.has_columns:
             return f"{text} A thread owns elements ({rows}), each read and written once."
         sweeps = len(list(filter(None, self.swept()))) + bool(self.stored(True))
         times = {1: "once", 2: "twice"}.get(sweeps, f"{sweeps} times")
@@ -176,7 +179,7 @@ class _Kernel:
         else:
             self.lines += filled_list("  const auto [", arrays, "] =")
             self.lines += filled_list("      arrays(", data, ");")
-        if self.plan.has_columns:
+        if self.has_columns:
             self.open_sweep()
             self.choose_kept()
             for sweep, picked in zip(self.swept(), self.picked(), strict=True):
@@ -189,13 +192,22 @@ class _Kernel:
             self.indent -= 1
             self.write("});")
         elif same := self.same_along_rows():
-            loaded = [part for part in walk(same) if isinstance(part, (Load, Position))]
-            read = ", ".join(dict.fromkeys(map(self.array, loaded)))
+            read = ", ".join(self.read_by(same))
             self.open(f"for_each_with_rows<Real, lane>(loops, std::tuple{{{read}}},")
             self.write("[&](const auto& rows, const auto& row_value, const auto& row_integer) {")
             for value in same:
                 is_integer = element_kind(value) == "int"
                 self.hoist_formula(value, "row_integer(" if is_integer else "row_value(")
+                self.known[value] = f"at({self.names[value]})"
+            self.store(self.stored(True), "rows.each(")
+            self.indent -= 1
+            self.write("});")
+        elif same := self.same_across_rows():
+            read = ", ".join(self.read_by(same))
+            self.open(f"for_each_with_columns<Real, lane>(loops, std::tuple{{{read}}},")
+            self.write("[&](const auto& rows, const auto& column_value) {")
+            for value in same:
+                self.hoist_formula(value, "column_value(")
                 self.known[value] = f"at({self.names[value]})"
             self.store(self.stored(True), "rows.each(")
             self.indent -= 1
@@ -235,12 +247,38 @@ class _Kernel:
             visit(one)
         return list(found)
 
+    def same_across_rows(self) -> list[Apply]:
+        """Return the values of a kernel without reductions that take long and depend on the
+        innermost dimension, but not on all: a layout of memory in which it is innermost, too,
+        computes them once for each column."""
+        found: dict[Apply, None] = {}
+        axes = frozenset(self.plan.kernel.row_axes)
+        innermost = frozenset(self.plan.kernel.row_axes[-1:])
+
+        def visit(one: Expression) -> None:
+            own = self.plan.axes_of(one)
+            is_of_columns = own != axes and bool(own & innermost)
+            if is_of_columns and takes_long(one) and isinstance(one, Apply) and one.kind == "float":
+                found[one] = None
+            else:
+                for child in children(one):
+                    visit(child)
+
+        for one in self.plan.stores.values():
+            visit(one)
+        return list(found)
+
+    def read_by(self, values: Sequence[Expression]) -> list[str]:
+        """Return the arrays that the values are computed from."""
+        loaded = [part for part in walk(values) if isinstance(part, (Load, Position))]
+        return list(dict.fromkeys(map(self.array, loaded)))
+
     def open_sweep(self) -> None:
         """Write the head of the sweep, with the sums over the rows if there are any."""
         arrays = [self.arrays[one] for one in self.plan.stored if one.node in self.plan.sums]
         if not arrays:
-            walk = "sweep_in_order" if self.plan.scans else "sweep"
-            self.open(f"{walk}<Real, lane>(loops, [&](const auto& rows) {{")
+            walk = "sweep_in_order<Real, lane>(loops" if self.plan.scans else self.in_phases()
+            self.open(f"{walk}, [&](const auto& rows) {{")
             return
         parameters = ["const auto& rows"]
         for one in self.plan.stored:
@@ -251,6 +289,30 @@ class _Kernel:
         self.write(f"sweep_and_sum<Real, lane>(loops, {results},")
         self.lines += filled_list(" " * 28 + "[&](", parameters, ") {")
         self.indent += 1
+
+    def in_phases(self) -> str:
+        """Return the beginning of the call that sweeps, in the form that is faster where elements
+        are loaded at positions of the innermost rows divided by a small number, as those of the
+        windows around an element are."""
+        loads = [one for one in walk(list(self.plan.stores.values())) if isinstance(one, Load)]
+        places = walk([child for one in loads for child in children(one)])
+        innermost = self.plan.kernel.row_axes[-1:]
+        for position in places:
+            if not (isinstance(position, Position) and position.axes == innermost):
+                continue
+            divisors = {
+                int(one.operands[1].value)
+                for one in places
+                if isinstance(one, Apply)
+                and (one.function, one.kind) == ("intdiv", "int")
+                and isinstance(one.operands[1], Constant)
+                and position in walk([one.operands[0]])
+            }
+            divisor = math.lcm(*divisors)
+            if 1 < divisor <= MOST_PHASES:
+                types = f"{divisor}, Real, lane"
+                return f"sweep_in_phases<{types}>(loops, {self.array(position)}"
+        return "sweep<Real, lane>(loops"
 
     def swept(self) -> list[list[Reduced]]:
         """Return the reductions of each sweep over the columns, in the order of the sweeps."""
@@ -401,7 +463,7 @@ class _Kernel:
 
     def stored(self, on_columns: bool) -> list[Operand]:
         """Return the results with an element for each column, or those for each row only."""
-        if not self.plan.has_columns:
+        if not self.has_columns:
             return list(self.plan.stored) if on_columns else []
 
         def has_columns(one: Operand) -> bool:
@@ -458,7 +520,7 @@ class _Kernel:
             elif isinstance(one, (Apply, Load, Position)):
                 found[one] = None
 
-        if self.plan.has_columns:
+        if self.has_columns:
             for one in expressions:
                 visit(one)
         return list(found)

@@ -306,7 +306,7 @@ def planned_package(
     kernels = list(map(SummingKernel, ordered))
     backward = _plans(label, kernels, gradients, captured, sizes, names)
     handing = in_running_order(with_handed_over(gradients, ordered, captured.hints))
-    cpp_kernels = with_row_sums(handing)
+    cpp_kernels = with_row_sums(handing, to_pointwise=True)
     cpp_backward = backward
     if handing != ordered or any(one.sums for one in cpp_kernels):
         cpp_backward = _plans(label, cpp_kernels, gradients, captured, sizes, names)

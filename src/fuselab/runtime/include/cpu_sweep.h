@@ -489,6 +489,12 @@ struct Deferred {
   Body body;
 };
 
+// A value for each column, the same in all rows.
+template <class V>
+struct PerColumn {
+  const Scalar<V>* data;
+};
+
 // Sums over rows, one for each column. Where lanes are rows, each lane has a sum of its own.
 template <class V>
 struct RowSum {
@@ -679,6 +685,11 @@ class At {
   FUSELAB_INLINE auto operator()(const Deferred<Body>& value) const {
     return value.body(*this);
   }
+  // A vector behind a row's last column reads what no lane takes.
+  FUSELAB_INLINE V operator()(PerColumn<V> value) const {
+    if constexpr (is_finding) return V{};
+    return load_as<V>(value.data + along_);
+  }
   FUSELAB_INLINE V operator()(Kept<V> kept) const {
     if constexpr (is_finding) return V{};
     if constexpr (is_part_of_a_row) {
@@ -862,18 +873,22 @@ FUSELAB_INLINE Divided divided(int64_t number, int64_t by) {
   return {number / by, number % by};
 }
 
-// The blocks of a kernel's rows: neighbouring rows, at most a vector, or strips of a vector each.
+// The blocks of a kernel's rows: neighbouring rows, at most a vector, or strips of a vector each. With
+// `every`, a block has every second (third, ...) row of a run: positions that are divided by that
+// number then grow regularly from lane to lane.
 template <class Real, Lane lane, int operands>
 struct Blocks {
   static constexpr int64_t width = lanes<Vector<Real>>;
 
-  explicit Blocks(const Loops<operands>& loops) {
-    rows_per_block = lane == Lane::column ? short_rows(loops) : strips_per_block(loops) * width;
-    blocks_per_run = (loops.row_size_3 + rows_per_block - 1) / rows_per_block;
+  explicit Blocks(const Loops<operands>& loops, int64_t every_row = 1) : every(every_row) {
+    const int64_t rows = (loops.row_size_3 + every - 1) / every;
+    rows_per_block = lane == Lane::column ? short_rows(loops) : strips_per_block(loops, rows) * width;
+    blocks_per_phase = (rows + rows_per_block - 1) / rows_per_block;
+    blocks_per_run = every * blocks_per_phase;
     count = loops.rows == 0 ? 0 : loops.rows / loops.row_size_3 * blocks_per_run;
     is_dense = true;
     for (const auto& step : loops.strides) {
-      const int64_t across = step[lane == Lane::column ? 6 : 3];
+      const int64_t across = lane == Lane::column ? step[6] : every * step[3];
       const bool is_transposed = lane == Lane::row && step[6] == 1;
       is_dense = is_dense && (across == 0 || across == 1 || is_transposed);
     }
@@ -888,8 +903,8 @@ struct Blocks {
 
   // Few strips if the block then stays in the cache from sweep to sweep. A sum over a long batch is
   // not read again, and many strips make it read memory in longer pieces.
-  static int64_t strips_per_block(const Loops<operands>& loops) {
-    const int64_t strips = (loops.row_size_3 + width - 1) / width;
+  static int64_t strips_per_block(const Loops<operands>& loops, int64_t rows) {
+    const int64_t strips = (rows + width - 1) / width;
     const int64_t cached = cached_elements / larger<int64_t>(1, loops.columns * width);
     if (cached < 4) return smaller(strips, most_strips);
     const int64_t for_64_blocks = loops.rows / (64 * width);
@@ -897,7 +912,7 @@ struct Blocks {
                    smaller(cached, most_strips));
   }
 
-  int64_t rows_per_block, blocks_per_run, count;
+  int64_t every, rows_per_block, blocks_per_phase, blocks_per_run, count;
   bool is_dense;  // lanes lie side by side in memory, or are the same element
 };
 
@@ -918,8 +933,11 @@ class Rows {
     const auto [run, block_of_run] = divided(block, blocks.blocks_per_run);
     const auto [outer_two, inner] = divided(run, loops.row_size_2);
     const auto [outer, middle] = divided(outer_two, loops.row_size_1);
-    const int64_t first = block_of_run * blocks.rows_per_block;
-    count_ = smaller(loops.row_size_3 - first, blocks.rows_per_block);
+    const auto [phase, block_of_phase] = divided(block_of_run, blocks.blocks_per_phase);
+    const int64_t every = blocks.every, before = block_of_phase * blocks.rows_per_block;
+    const int64_t first = before * every + phase;
+    const int64_t left = (loops.row_size_3 - first + every - 1) / every;
+    count_ = larger<int64_t>(0, smaller(left, blocks.rows_per_block));
     strips_ = (count_ + width - 1) / width;
     units_ = lane == Lane::column ? count_ : strips_;
     run_.elements = loops.rows * loops.columns;
@@ -927,7 +945,7 @@ class Rows {
     for (int k = 0; k < operands; ++k) {
       const int64_t* step = loops.strides[k];
       offsets.base[k] = outer * step[0] + middle * step[1] + inner * step[2] + first * step[3];
-      offsets.across[k] = step[3];
+      offsets.across[k] = step[3] * every;
       offsets.along[k] = step[6];
     }
     scratch_.reset();
@@ -979,6 +997,22 @@ class Rows {
       return integer(body);
     }
   }
+  // Stores body(at) for every column of the first row, in whole vectors.
+  template <class Body>
+  __attribute__((flatten)) void store_columns(Real* to, Body body) const {
+    static_assert(lane == Lane::column);
+    const int64_t inner = loops_.column_size_2;
+    V squares[1];
+    for (int64_t before = 0; before < loops_.columns; before += inner) {
+      Run<V, operands> run = run_at(squares, before);
+      run.last = inner;
+      for (int64_t at = 0; at < inner; at += width) {
+        const Place<Extent::part> place(run, at, before + at, smaller(inner - at, width), 0, 0);
+        ::store<false>(to + before + at, body(place));
+      }
+    }
+  }
+
   // Calls body(at) for every vector of rows, without a column.
   template <class Body>
   __attribute__((flatten)) void once(Body body) const {
@@ -1385,10 +1419,10 @@ class Rows {
 
 // Calls body(rows) for every block of rows.
 template <class Real, Lane lane, int operands, class Body>
-void sweep(const Loops<operands>& loops, Body body, bool may_share = true) {
+void sweep(const Loops<operands>& loops, Body body, bool may_share = true, int64_t every = 1) {
   using Block = Rows<Real, lane, operands>;
   if (loops.rows == 0) return;
-  const Blocks<Real, lane, operands> blocks(loops);
+  const Blocks<Real, lane, operands> blocks(loops, every);
   const int64_t block_elements = smaller(loops.rows, blocks.rows_per_block) * loops.columns;
   if (may_share && blocks.count < 16 && block_elements >= columns_to_share) {
     for (int64_t block = 0; block < blocks.count; ++block) body(Block(loops, blocks, block, true));
@@ -1402,6 +1436,14 @@ void sweep(const Loops<operands>& loops, Body body, bool may_share = true) {
     finish_streaming();
     scratch_of_thread().release_if_large();
   }
+}
+
+// Does the same for kernels that divide the position of the innermost rows, an array, by `every`.
+template <int64_t every, class Real, Lane lane, int operands, int place, class Body>
+void sweep_in_phases(const Loops<operands>& loops, Array<place, void> position, Body body) {
+  const bool is_divided = lane == Lane::row && loops.strides[place][3] != 0;
+  const bool pays = is_divided && loops.row_size_3 >= every * lanes<Vector<Real>> / 2;
+  sweep<Real, lane>(loops, body, true, pays ? every : 1);
 }
 
 // Calls body(rows) for every block of rows, whose columns one thread walks in their order.
@@ -1555,4 +1597,60 @@ void for_each_with_rows(const Loops<operands>& loops, std::tuple<Array<place, El
       body(rows, deferred, deferred);
     });
   }
+}
+
+// Values for each column, which a thread computes in its first block of rows and reads in the later
+// ones.
+template <class Real>
+struct ColumnValues {
+  Scratch memory;
+  int64_t next = 0;
+  bool is_known = false;
+
+  template <class Rows, class Body>
+  auto operator()(const Rows& rows, int64_t columns, Body body) {
+    constexpr int64_t width = lanes<Vector<Real>>;
+    if (next == 0) memory.reset();
+    Real* const data = memory.template take<Real>(columns + width);
+    ++next;
+    if (!is_known) rows.store_columns(data, body);
+    return PerColumn<Vector<Real>>{data};
+  }
+};
+
+// Calls body(rows, column_value) for every block of rows of a kernel without reductions.
+// column_value(f) is f(at) once per column, if the operands that it reads are the same in all rows.
+constexpr int64_t rows_to_share = 4;            // from so many on, storing a value pays
+constexpr int64_t most_columns_stored = 1 << 14;  // whose values remain in the cache
+template <class Real, Lane lane, int operands, class... Elements, int... place, class Body>
+void for_each_with_columns(const Loops<operands>& loops, std::tuple<Array<place, Elements>...>,
+                           Body body) {
+  const auto is_same = [&](const int64_t* step) {
+    return (step[0] | step[1] | step[2] | step[3]) == 0;
+  };
+  if constexpr (lane == Lane::column) {
+    if (loops.rows >= rows_to_share && loops.columns <= most_columns_stored &&
+        (is_same(loops.strides[place]) && ...)) {
+      const Blocks<Real, lane, operands> blocks(loops);
+#pragma omp parallel if (loops.rows * loops.columns >= elements_for_threads)
+      {
+        static thread_local ColumnValues<Real> values;
+        values.is_known = false;
+#pragma omp for schedule(static)
+        for (int64_t block = 0; block < blocks.count; ++block) {
+          const Rows<Real, lane, operands> rows(loops, blocks, block, false);
+          values.next = 0;
+          body(rows, [&](auto value) { return values(rows, loops.columns, value); });
+          values.is_known = true;
+        }
+        finish_streaming();
+        values.memory.release_if_large();
+        scratch_of_thread().release_if_large();
+      }
+      return;
+    }
+  }
+  sweep<Real, lane>(loops, [&](const auto& rows) {
+    body(rows, [](auto value) { return Deferred<decltype(value)>{value}; });
+  });
 }
