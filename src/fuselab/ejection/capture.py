@@ -8,10 +8,13 @@ gave to its value, and the line.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import itertools
 import linecache
+import logging
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -30,10 +33,18 @@ from fuselab.ejection.cumulative import traceable_averages
 from fuselab.ejection.decisions import decisions, listening
 from fuselab.ejection.dropout import SEEDS, dropouts_in, is_seed, seed_beside, seeded
 from fuselab.ejection.equal_sizes import equal_sizes, equate_sizes
+from fuselab.ejection.recurrent import refuse_recurrences, take_cells_apart
 from fuselab.ejection.returned import Returned, StandIns, output_node, results_of
-from fuselab.ejection.taken import annotation, mapped, tensors_in, with_own_parameters
+from fuselab.ejection.taken import (
+    annotation,
+    argument_of,
+    mapped,
+    tensors_in,
+    with_own_parameters,
+)
 from fuselab.ejection.written import written_in
 from fuselab.errors import EjectError
+from fuselab.inspect.user_code import raising_target_error
 
 
 @dataclass(frozen=True)
@@ -135,6 +146,7 @@ def with_sources(results: Sequence[fx.Node]) -> set[fx.Node]:
     return found
 
 
+_MANY = 1 << 30
 _HELD = ("_parameters", "_buffers", "_modules")  # of a module
 
 
@@ -170,6 +182,7 @@ def capture(
         raise _CapturedError
 
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
+        refuse_recurrences(module.graph)
         held["traced"], held["stand_ins"] = module, StandIns(module)
         held["decisions"] = decisions()
         held["results"] = results_of(module.graph)
@@ -181,7 +194,9 @@ def capture(
             if held["results"] or (inference and written_in(module.graph)):
                 held["numbers"] = numbers or range(len(dropouts_in(module.graph)))
                 carriers = carriers_of(module.graph, held["decisions"])
-                seeded_module, given = seeded(module, inputs, held["numbers"], carriers)
+                seeded_module, given = seeded(
+                    module, inputs, held["numbers"], carriers, _declared(function)
+                )
                 held["placeholders"] = seeded_module.graph.find_nodes(op="placeholder")
                 aot_module_simplified(
                     seeded_module,
@@ -223,8 +238,9 @@ def trace(
     held: dict[str, Any] = {}
 
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
-        held["traced"], held["stand_ins"] = module, StandIns(module)
         held["decisions"] = decisions()
+        take_cells_apart(module)
+        held["traced"], held["stand_ins"] = module, StandIns(module)
         held["carriers"] = carriers_of(module.graph, held["decisions"])
         return held["stand_ins"]
 
@@ -248,7 +264,7 @@ def trace(
     numbers = tuple(range(len(dropouts_in(graph))))
     seed = None
     if numbers:
-        node = seed_beside(graph)
+        node = seed_beside(graph, _declared(function))
         seed = argument_name(node)
         arguments.append(Argument(seed, node))
     outputs = tuple(_flat(output_node(graph).args[0]))
@@ -322,19 +338,35 @@ def _run_dynamo(
     shape_config: Any = fx_config
     with (
         shape_config.patch(use_duck_shape=False),
-        dynamo_config.patch(specialize_float=True, specialize_int=True),
+        dynamo_config.patch(
+            specialize_float=True,
+            specialize_int=True,
+            allow_rnn=True,
+            # A function of PyTorch that many modules share, such as an activation's forward, is
+            # compiled again for each.
+            recompile_limit=_MANY,
+            accumulated_recompile_limit=_MANY,
+        ),
         torch.set_grad_enabled(not inference),
         traceable_averages(function),
         listening(),
+        _silent(),
         _unchanged(function),
     ):
         called = with_own_parameters(function)
-        compiled = torch.compile(called, backend=backend, dynamic=True, fullgraph=True)
+
+        def naming(module: fx.GraphModule, inputs: list[Any]) -> Any:
+            _name_parameters(module.graph, _given(function, args, keywords))
+            return backend(module, inputs)
+
+        compiled = torch.compile(called, backend=naming, dynamic=True, fullgraph=True)
         try:
             return compiled(*examples, **named)
         except BackendCompilerFailed as error:
             raise EjectError(f"{name} cannot be traced: {_reason(error)}.") from error
         except Unsupported as error:
+            if retries:
+                _raise_what_it_raises(function, args, keywords, name)
             raise EjectError(
                 f"{name} cannot be one graph: {_first_line(error)}{_user_line(error)}; eject a "
                 "part of it that has no such line."
@@ -347,6 +379,8 @@ def _run_dynamo(
                     more |= _constant_arguments(function, args, keywords)
                 more -= set(frozen)
             if not more:
+                if retries:
+                    _raise_what_it_raises(function, args, keywords, name)
                 raise EjectError(
                     f"{name} cannot be traced: {_reason(error)}{_user_line(error)}."
                 ) from error
@@ -356,6 +390,36 @@ def _run_dynamo(
     # PyTorch refuses to write over tensors that want a gradient, such as running statistics, and
     # some of its functions have no gradient for their targets or weights.
     return _run_dynamo(backend, function, args, keywords, name, inference, {*frozen, *more})
+
+
+def _raise_what_it_raises(
+    function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], name: str
+) -> None:
+    """Call a function that could not be traced, on copies, and raise TargetError if it raises: that
+    error has the example's sizes, and a tracer's has symbols."""
+
+    def copied(tensor: Tensor, _: str) -> Tensor:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    own_args = [mapped(one, copied, "") for one in args]
+    own_keywords = {key: mapped(one, copied, key) for key, one in keywords.items()}
+    with contextlib.suppress(Exception):  # a module may hold what cannot be copied
+        function = copy.deepcopy(function)
+    with torch.random.fork_rng(), raising_target_error(f"{name} raised on the example:"):
+        function(*own_args, **own_keywords)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Keep what PyTorch says of errors that are caught here off the screen."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Error detected in")
+            yield
+    finally:
+        logger.disabled = was_disabled
 
 
 @contextlib.contextmanager
@@ -412,7 +476,7 @@ def _written_arguments(
         return StandIns(module)
 
     with contextlib.suppress(EjectError):
-        _run_dynamo(backend, function, args, keywords, "", True)
+        _run_dynamo(backend, function, args, keywords, "", True, retries=False)
     return found
 
 
@@ -529,23 +593,47 @@ def _flat(results: Any) -> list[Any]:
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
+def _name_parameters(graph: fx.Graph, given: Mapping[str, Any]) -> None:
+    """Give the parameters and buffers of a module that are called as an argument of its forward is
+    another name."""
+    taken = {*given, *tensors_in(given)}
+    for node in graph.find_nodes(op="placeholder"):
+        name = argument_name(node)
+        if _is_parameter(node) and name in taken:
+            while name in taken:
+                name = f"own_{name}"
+            node.meta["argument_name"] = name
+            taken.add(name)
+
+
 def argument_name(node: fx.Node) -> str:
     """Return the user's name of a parameter: Dynamo calls ``x`` ``L_x_`` and ``self.norm.weight``
     ``L_self_modules_norm_parameters_weight_``."""
+    if "argument_name" in node.meta:
+        return str(node.meta["argument_name"])
     name = re.sub(r"^L_", "", str(node.target)).rstrip("_")
-    if not _is_parameter(node):
-        return name.strip("_")
-    name = re.sub(r"^\w*?_(?=modules_|parameters_|buffers_)", "", name)
-    return re.sub(r"(?:^|_)(?:modules|parameters|buffers)_", "_", name).strip("_")
+    if _is_parameter(node):
+        name = re.sub(r"^\w*?_(?=modules_|parameters_|buffers_)", "", name)
+        name = re.sub(r"(?:^|_)(?:modules|parameters|buffers)_", "_", name)
+    elif local := re.fullmatch(r"L\['(\w+)'\]", _source_text(node)):
+        return argument_of(local[1])
+    return argument_of(name.strip("_"))
 
 
 def _is_parameter(node: fx.Node) -> bool:
     """Return whether a placeholder is a parameter or a buffer of a module."""
+    text = _source_text(node)
+    if not text:
+        return re.match(r"^L_\w+?_(modules|parameters|buffers)_", str(node.target)) is not None
+    return re.search(r"\._(modules|parameters|buffers)\[", text) is not None
+
+
+def _source_text(node: fx.Node) -> str:
+    """Return where PyTorch's tracer found a placeholder's value, as text; empty if unknown."""
     source = getattr(node, "_dynamo_source", None)
     if source is None:
-        return re.match(r"^L_\w+?_(modules|parameters|buffers)_", str(node.target)) is not None
-    name = source.name() if callable(source.name) else source.name  # a method in some versions
-    return re.search(r"\._(modules|parameters|buffers)\[", name) is not None
+        return ""
+    return str(source.name() if callable(source.name) else source.name)  # a method in some versions
 
 
 def _in_users_order(

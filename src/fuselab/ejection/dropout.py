@@ -68,10 +68,11 @@ def seeded(
     inputs: list[Any],
     numbers: Sequence[int],
     carriers: Sequence[Carrier],
+    declared: Sequence[str] = (),
 ) -> tuple[fx.GraphModule, list[Any]]:
     """Return a traced graph whose dropouts, which have ``numbers``, take their masks from a seed,
     its last placeholder, behind those of ``carriers``, and the inputs with these; the same where
-    nothing is dropped and there are none."""
+    nothing is dropped and there are none. The seed has none of the names ``declared``."""
     if not carriers and not dropouts_in(module.graph):
         return module, inputs
     graph = fx.Graph()
@@ -85,7 +86,7 @@ def seeded(
     given = [*inputs, *(one.example for one in carriers)]
     dropouts = dropouts_in(graph)
     if dropouts:
-        seed = _with_seed(graph)
+        seed = _with_seed(graph, declared)
         given.append(seed.meta["example_value"])
         for number, node in zip(numbers, dropouts, strict=True):
             node.target, node.args = _Replayed(node.target, number), (seed, *node.args)
@@ -97,22 +98,24 @@ def is_seed(node: fx.Node) -> bool:
     return bool(node.meta.get("is_seed"))
 
 
-def seed_beside(graph: fx.Graph) -> fx.Node:
-    """Return a node for the seed of a traced graph that stays without it."""
+def seed_beside(graph: fx.Graph, declared: Sequence[str]) -> fx.Node:
+    """Return a node for the seed of a traced graph that stays without it, whose name is none of
+    those ``declared``."""
     other = fx.Graph()
     for node in graph.find_nodes(op="placeholder"):
         other.node_copy(node)
-    seed = _with_seed(other)
+    seed = _with_seed(other, declared)
     seed.meta["val"] = seed.meta["example_value"]
     return seed
 
 
-def _with_seed(graph: fx.Graph) -> fx.Node:
-    """Return a new placeholder, behind the others of a traced graph."""
+def _with_seed(graph: fx.Graph, declared: Sequence[str]) -> fx.Node:
+    """Return a new placeholder, behind the others of a traced graph, with a name of its own."""
     placeholders = graph.find_nodes(op="placeholder")
     example = next(one for one in _values(placeholders) if isinstance(one, Tensor))
     # Also of a parameter the name must be another one.
     taken = {str(node.target).strip("_").rpartition("_")[2] for node in placeholders}
+    taken.update(declared)
     name = next(one for one in _names() if one not in taken)
     with graph.inserting_after(placeholders[-1]):
         node: Any = graph.placeholder(f"L_{name}_")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import keyword
 import re
 import sys
@@ -25,6 +26,7 @@ from fuselab.ejection.write import package_files
 from fuselab.ejection.write_launchers import where_it_runs
 from fuselab.ejection.write_standalone import standalone_files
 from fuselab.errors import EjectError
+from fuselab.inspect.user_code import check_arguments, plain
 
 _DEEPEST = 10_000  # calls of Python within each other
 
@@ -73,6 +75,7 @@ def eject(
 
     Raises:
         EjectError: the function cannot become kernels, or the folder exists.
+        TargetError: the example does not fit the function, or the function raises on it.
         OutputError: the folder cannot be written.
     """
     folder = Path(out)
@@ -103,10 +106,31 @@ def ejected(
             "name does not end in '_': name another."
         )
     function, args, keywords = unbound(function, args, keywords)
+    _check_call(function, args, keywords)
     with _deep_expressions():
         if whole:
             return _with_whole(function, args, keywords, name, inference, standalone)
         return _plain(function, args, keywords, name, inference, standalone)
+
+
+def _check_call(
+    function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
+) -> None:
+    """Raise EjectError or TargetError where ``function`` cannot be called with the example."""
+    label = getattr(function, "__name__", type(function).__name__)
+    if isinstance(function, type) or not callable(function):
+        what = (
+            f"{label} is a class" if isinstance(function, type) else f"{function!r} is no function"
+        )
+        raise EjectError(f"{plain(what)}; give a function, or an object of an nn.Module.")
+    called = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        inspect.signature(called)
+    except ValueError:
+        raise EjectError(
+            f"{label} has no signature in Python; write a function that calls it, and eject that."
+        ) from None
+    check_arguments(called, label, "the example", args, keywords)
 
 
 @contextlib.contextmanager

@@ -116,7 +116,7 @@ class Program:
     upstream: tuple[Input, ...]
     outputs: tuple[Node, ...]
     gradients: tuple[Node | None, ...]
-    conditions: Mapping[sympy.Expr, str]  # sizes that must not be negative, each with its line
+    conditions: tuple[sympy.Expr, ...]  # sizes that must not be negative
     divisions: Set[tuple[sympy.Expr, sympy.Expr]]  # sizes that numbers have to divide
     lowered: Mapping[FxNode, Any]  # what each node of the captured graph has become
     integers: Mapping[str, torch.dtype]  # arguments whose integers are computed with in this dtype
@@ -151,7 +151,7 @@ def lower(
         tuple(known[node] for node in captured.upstream),
         tuple(known[node] for node in captured.outputs),
         tuple(None if node is None else known[node] for node in captured.gradients),
-        lowering.parts.conditions,
+        tuple(lowering.parts.conditions),
         lowering.parts.divisions,
         known,
         lowering.integers.arguments,

@@ -127,7 +127,7 @@ class Moments(Arrangements):
         batch, channels, area, groups = (expression_of(number_of(arg)) for arg in node.args[5:9])
         name, line = user_name(node), source_line(node)
         # Of no elements the mean is NaN, and so is eager's gradient of the weight.
-        self.parts.require(area - 1, line)
+        self.parts.require(area - 1)
         one = sympy.Integer(1)
         of_group = quotient_of(channels, groups)
         sizes = batch, groups, of_group * area

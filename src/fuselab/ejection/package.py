@@ -200,8 +200,11 @@ class Package:
 
     @property
     def shares(self) -> list[str]:
-        """Conditions under which sizes are multiples of other sizes."""
-        return self.sizes.shares(self._loops)
+        """Conditions on several sizes under which the kernels compute the function: some are
+        multiples of others, and slices of joined tensors hold together."""
+        together = [one for one in self.program.conditions if _least(one) is None]
+        texts = [f"{self.sizes.text(one)} >= 0" for one in together]
+        return [*self.sizes.shares(self._loops), *texts]
 
     @property
     def _loops(self) -> list[sympy.Expr]:
@@ -219,15 +222,8 @@ class Package:
     def least(self) -> dict[str, int]:
         """Sizes that must not be below a number, by name."""
         found: dict[str, int] = {}
-        for size, line in self.program.conditions.items():
-            bound = _least(size)
-            if bound is None:
-                where = f" ({line})" if line else ""
-                raise EjectError(
-                    f"{self.name} slices a tensor{where} such that the slices hold together only "
-                    f"if {self.sizes.text(size)} is not negative; slice by sizes of one dimension."
-                )
-            for symbol, count in bound.items():
+        for size in self.program.conditions:
+            for symbol, count in (_least(size) or {}).items():
                 name = self.sizes.names[symbol]
                 found[name] = max(found.get(name, 0), count)
         if self.captured.written:  # PyTorch leaves running statistics as they are where x is empty

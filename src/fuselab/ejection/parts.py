@@ -86,15 +86,15 @@ class Parts:
         self.slices: dict[Any, Node] = {}
         # Sizes that must not be negative: what is decided here by the example holds where they
         # are not.
-        self.conditions: dict[sympy.Expr, str] = {}
+        self.conditions: dict[sympy.Expr, None] = {}
         # What whole divisions that are taken as exact divide, each with the number it divides by.
         self.divisions: set[tuple[sympy.Expr, sympy.Expr]] = set()
 
-    def require(self, size: sympy.Expr, line: str) -> None:
+    def require(self, size: sympy.Expr) -> None:
         """Note that the package holds where ``size`` is not negative."""
         size = self.exact(size)
         if not size.is_number:
-            self.conditions.setdefault(size, line)
+            self.conditions[size] = None
 
     def hint(self, size: sympy.Expr) -> int:
         return int(size.subs(self.hints)) if size.free_symbols else int(size)
@@ -116,10 +116,10 @@ class Parts:
         key = source, dim, start, length, step
         found = self.slices.get(key)
         if found is None:
-            self.require(start, source.line)
-            self.require(length, source.line)
+            self.require(start)
+            self.require(length)
             if step == 1:
-                self.require(source.sizes[dim] - start - length, source.line)
+                self.require(source.sizes[dim] - start - length)
             found = self.slices[key] = self._cut(source, dim, start, length, step)
         return found
 
@@ -245,8 +245,8 @@ class Parts:
                 behind = self.exact(one.start + size - start - step * (length - 1) - 1)
                 if self.hint(length) == 0 and not behind.is_number:
                     continue  # nothing in the example, and elsewhere not in this part
-                self.require(start - one.start, source.line)
-                self.require(behind, source.line)
+                self.require(start - one.start)
+                self.require(behind)
                 return self.cut(one.value, dim, self.exact(start - one.start), length, step)
         if step != 1 or any(one.step != 1 for one in source.parts):
             return None
@@ -258,8 +258,8 @@ class Parts:
             if end <= first or begin >= last:
                 continue
             value = one.value
-            self.require(start + length - one.start, source.line)
-            self.require(one.start + one.sizes[dim] - start, source.line)
+            self.require(start + length - one.start)
+            self.require(one.start + one.sizes[dim] - start)
             if begin < first:
                 cut_off = self.exact(start - one.start)
                 value = self.cut(value, dim, cut_off, self.exact(value.sizes[dim] - cut_off), 1)
@@ -351,8 +351,8 @@ class Parts:
             return parts[0][0]
         kind = common["kind"]
         for value, start, _ in parts:
-            self.require(value.sizes[dim], common.get("line", ""))
-            self.require(start, common.get("line", ""))
+            self.require(value.sizes[dim])
+            self.require(start)
         held = tuple(
             Piece(value.name, value.sizes, kind, value.line, False, _own(value), start, step)
             for value, start, step in parts
@@ -420,7 +420,7 @@ class Parts:
                 return None
             regions = self._refined(regions, others)
             for _, _, length in regions:
-                self.require(length, node.line)
+                self.require(length)
             if not regions:
                 return None
         return regions if len(regions) <= MOST_PARTS else None

@@ -49,6 +49,8 @@ from fuselab.ejection.groups import (
 from fuselab.ejection.kernels import DoesNotFitError
 from fuselab.ejection.package import Package, planned_package
 from fuselab.ejection.plan import Namer, Sizes, printed
+from fuselab.ejection.recurrent import RECURRENCES
+from fuselab.ejection.taken import argument_of
 from fuselab.ejection.written import updated_statistics
 from fuselab.errors import EjectError
 
@@ -58,7 +60,7 @@ HEAVY = frozenset(
         "addbmm", "addmm", "addmv", "baddbmm", "bilinear", "bmm", "conv1d", "conv2d", "conv3d",
         "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "dot", "einsum",
         "embedding_bag", "linear", "matmul", "mm", "mv", "outer", "scaled_dot_product_attention",
-        "tensordot",
+        "tensordot", *RECURRENCES,
     )
 )  # fmt: skip
 # Calls that read or write the state of the random number generator: their order must stay. The
@@ -68,6 +70,7 @@ RANDOM = frozenset(
         "alpha_dropout", "bernoulli", "dropout", "dropout1d", "dropout2d", "dropout3d",
         "feature_alpha_dropout", "multinomial", "normal", "poisson", "rand", "rand_like", "randint",
         "randint_like", "randn", "randn_like", "randperm", "rrelu", "scaled_dot_product_attention",
+        *RECURRENCES,
     )
 )  # fmt: skip
 
@@ -118,7 +121,7 @@ class _Part:
         """Return the part with its kernels. Raises EjectError."""
         names = self.function.__code__.co_varnames
         frozen = [
-            name
+            argument_of(name)
             for name, node in zip(names, self.inputs, strict=False)
             if not _value(node).requires_grad
         ]

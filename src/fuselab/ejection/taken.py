@@ -14,24 +14,53 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch._dynamo import trace_rules
 from torch.utils import _pytree as pytree
 
 from fuselab.ejection.returned import constant_text
 from fuselab.errors import EjectError
 
+# Names that the text of a package uses for something else where arguments are parameters.
+_USED = frozenset(
+    (
+        "accepted", "args", "arithmetic", "arithmetic_dtype", "aten", "bool", "check_items",
+        "compute", "draw", "drawing", "dropout_mask", "dtypes", "F", "float", "getattr",
+        "implementation", "int", "isinstance", "kept", "len", "list", "math", "max", "min",
+        "mismatch", "name", "needs", "OP", "output", "output_like", "outputs_like", "partial",
+        "range", "reference", "refused_option", "repr", "returned", "seed_tensor", "self",
+        "Sequence", "str", "sum", "sweeps", "swept", "Tensor", "torch", "tuple", "type", "zip",
+    )
+)  # fmt: skip
+
+
+def argument_of(place: str) -> str:
+    """Return the name that a tensor has as an argument of an operator, by its place in the call of
+    the user's function: ``params[0]`` is ``params_0``, as Dynamo names the inputs of a graph.
+
+    A name that the text of a package uses for something else (``output``, ``grad_x``) is another
+    one there; the public function has the user's own.
+    """
+    name = re.sub(r"[^a-zA-Z0-9_]+", "_", place)
+    if not place.isidentifier():
+        name = name.strip("_")
+    if name.startswith("_"):
+        name = f"argument{name}"
+    if name[:1].isdigit():  # of a child of an nn.Sequential
+        name = f"layer_{name}"
+    if name in _USED or name.startswith("grad_") or name.endswith("_"):
+        name = f"{name.rstrip('_')}_argument"
+    return name
+
 
 def tensors_in(given: Mapping[str, Any]) -> dict[str, tuple[Tensor, str]]:
     """Return the tensors among the arguments ``given`` of a call, by their names as arguments of an
-    operator, each with its place as Python text.
-
-    They are named as Dynamo names the inputs of a graph: ``params[0]`` is ``params_0``.
-    """
+    operator, each with its place as Python text."""
     found: dict[str, tuple[Tensor, str]] = {}
     for name, value in given.items():
         for place, leaf in leaves_in(value, name):
             if isinstance(leaf, Tensor):
-                found[re.sub(r"[^a-zA-Z0-9_]+", "_", place).strip("_")] = leaf, place
+                found[argument_of(place)] = leaf, place
     return found
 
 
@@ -53,10 +82,16 @@ def is_data(value: Any) -> bool:
 
 def with_own_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a decorated function (``@torch.no_grad()``) such that its parameters are those of the
-    function inside, by which Dynamo names the inputs of a graph; others as they are."""
-    if not isinstance(function, FunctionType) or not hasattr(function, "__wrapped__"):
+    function inside, by which Dynamo names the inputs of a graph; likewise one of PyTorch's modules
+    (``nn.LayerNorm``), which Dynamo calls with ``*args``; others as they are."""
+    if isinstance(function, nn.Module):
+        if not trace_rules.check(function.forward):
+            return function
+        signature = inspect.signature(function.forward)
+    elif isinstance(function, FunctionType) and hasattr(function, "__wrapped__"):
+        signature = inspect.signature(function)
+    else:
         return function
-    signature = inspect.signature(function)
     parameters = signature.parameters.values()
     bare = [one.replace(default=one.empty, annotation=one.empty) for one in parameters]
     kinds = inspect.Parameter
@@ -67,8 +102,8 @@ def with_own_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
     )
     declared = signature.replace(parameters=bare, return_annotation=signature.empty)
     made: dict[str, Any] = {}
-    exec(f"def {function.__name__}{declared}:\n    return _decorated({given})\n", made)
-    found: FunctionType = made[function.__name__]
+    exec(f"def decorated{declared}:\n    return _decorated({given})\n", made)
+    found: FunctionType = made["decorated"]
     found.__globals__["_decorated"] = function
     defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
     by_name = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
@@ -77,19 +112,14 @@ def with_own_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
-def is_held(place: str) -> bool:
-    """Return whether a tensor's place is in a list, a tuple or a dict."""
-    return not place.isidentifier()
-
-
 def mapped(value: Any, function: Callable[[Tensor, str], Any], name: str) -> Any:
     """Return an argument called ``name`` with ``function`` applied to each tensor in it and the
     tensor's name as an argument of an operator."""
-    names = {id(leaf): key for key, (leaf, _) in tensors_in({name: value}).items()}
+    names = iter(tensors_in({name: value}))  # in order, because one tensor may be there twice
 
     def of(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
-            return function(leaf, names[id(leaf)])
+            return function(leaf, next(names))
         if not is_data(leaf):
             return leaf
         made = copy.copy(leaf)
@@ -119,7 +149,7 @@ def taking_apart(given: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
         held = {
             key: place
             for key, (_, place) in tensors_in({name: value}).items()
-            if is_held(place) and key in wanted
+            if place != key and key in wanted
         }
         if held and annotation(value) == "Sequence[Tensor]":
             lines += [

@@ -18,7 +18,7 @@ from fuselab.ejection.package import Package
 from fuselab.ejection.pairs import pairs_of
 from fuselab.ejection.plan import KernelPlan
 from fuselab.ejection.steps import expression_of
-from fuselab.ejection.stored import behind_calls
+from fuselab.ejection.stored import behind_calls, constant_of, leaves, memory_of
 from fuselab.ejection.taken import tensors_in
 from fuselab.ejection.write_gradient import unpacked_upstream, upstream_type
 from fuselab.ejection.write_reference import outputs_type
@@ -151,6 +151,7 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
     for plan in plans:
         for operand in plan.loads:
             lines += calls.before(operand.node)
+            lines += _of_numbers(package, held, plans, operand.node, given)
         read = [f'    ({held.text(one.node)}, "{one.pattern}"),' for one in plan.loads]
         for operand in plan.stored:
             assert operand.node is not None
@@ -197,6 +198,25 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
         for gradient in package.program.gradients:
             lines += calls.before(gradient)
     return lines
+
+
+def _of_numbers(
+    package: Package,
+    held: Held,
+    plans: Sequence[KernelPlan],
+    node: Node | None,
+    given: Sequence[str],
+) -> list[str]:
+    """Return the statements that make what a kernel reads, where it is put together from numbers
+    alone, so that no kernel stores a part of it."""
+    whole = None if node is None else memory_of(node)
+    if not isinstance(whole, Pieces) or whole in held.texts:
+        return []
+    if any(constant_of(leaf) is None for leaf in leaves(whole)):
+        return []
+    name = package.result_name(whole, plans)
+    made = _allocation(package, whole, None, given, False)
+    return [f"{name} = {made}", *held.allocated(whole, name)]
 
 
 def _ends(package: Package, plans: Sequence[KernelPlan]) -> list[str]:

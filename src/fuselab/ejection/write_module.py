@@ -118,5 +118,5 @@ def _places(module: nn.Module) -> dict[str, str]:
 
 def _mangled(target: str) -> str:
     """Return Dynamo's name of an argument without what stands for the module itself."""
-    match = re.match(r"^L_\w*?_((?:modules|parameters|buffers)_\w*?)_*$", target)
+    match = re.match(r"^[LG]_\w*?_((?:modules|parameters|buffers)_\w*?)_*$", target)
     return match[1] if match else ""

@@ -6,16 +6,17 @@ that it was ejected with, which is its default, and another value is refused.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
 from fuselab.ejection.capture import Captured
-from fuselab.ejection.returned import CONSTANTS, is_name, structure_text
+from fuselab.ejection.returned import CONSTANTS, constant_text, is_name, structure_text
 from fuselab.ejection.taken import annotation, is_data, leaves_in, taking_apart
 
 CHOICE = "implementation"  # the parameter of an operator that names its implementation
@@ -48,6 +49,9 @@ def public_signature(captured: Captured) -> Parameters:
     if isinstance(captured.function, nn.Module):
         found.positional = [f"{name}: {kind}" for name, kind in captured.public.items()]
         found.names = set(captured.public)
+        for name in captured.public:
+            if name in captured.given:
+                _check_held(found, captured, name, captured.given[name])
     else:
         _add_declared(found, captured)
     has_star = any(one.startswith("*") for one in found.positional)
@@ -70,8 +74,9 @@ def opening(captured: Captured, found: Parameters) -> list[str]:
 
 
 def option_import(body: str) -> list[str]:
-    """Return the line that imports what the statements of ``body`` refuse options with."""
-    return [f"from {OPTIONS} import refused_option"] if "refused_option(" in body else []
+    """Return the line that imports what the statements of ``body`` check options with."""
+    names = [one for one in ("check_items", "refused_option") if f"{one}(" in body]
+    return [f"from {OPTIONS} import {', '.join(names)}"] if names else []
 
 
 def _add_declared(found: Parameters, captured: Captured) -> None:
@@ -96,6 +101,8 @@ def _add_declared(found: Parameters, captured: Captured) -> None:
             texts.append(f"{star}{name}: {'Tensor' if _is_tensors(value) else 'Any'}")
             if annotation(value) is None:
                 _check(found, captured, name, value, f"{name} and ")
+            else:
+                _check_held(found, captured, name, value)
             found.names.add(name)
         else:
             _add(found, captured, name, value, one.kind is one.KEYWORD_ONLY)
@@ -144,10 +151,38 @@ def _add(
         text = f"{name}: {kind}"
     (found.by_name if by_name else found.positional).append(text)
     found.names.add(name)
-    if kind is not None and is_data(value):
-        for place, leaf in leaves_in(value, name):
-            if not isinstance(leaf, Tensor) and "[" not in place:
-                _check(found, captured, place, leaf, "")
+    if not held:
+        _check_held(found, captured, name, value)
+
+
+def _check_held(found: Parameters, captured: Captured, name: str, value: Any) -> None:
+    """Add the statements that refuse an argument with tensors in it if it holds other options
+    beside them, or other items."""
+    kind = annotation(value)
+    if kind in (None, "Tensor", "Sequence[Tensor]"):  # lists are counted where they are taken apart
+        return
+    for place, items in _containers_in(value, name):
+        texts = ", ".join(map(json.dumps, (captured.name, place)))
+        found.checks.append(f"check_items({texts}, {place}, {items!r})")
+    for place, leaf in leaves_in(value, name):
+        if not isinstance(leaf, Tensor):
+            _check(found, captured, place, leaf, "")
+
+
+def _containers_in(value: Any, place: str) -> Iterator[tuple[str, int | list[Any]]]:
+    """Yield the place of each list, tuple and dict in a value, with the number of its items or with
+    its keys."""
+    if is_data(value):
+        for one in dataclasses.fields(value):
+            yield from _containers_in(getattr(value, one.name), f"{place}.{one.name}")
+    elif isinstance(value, dict):
+        yield place, list(value)
+        for key, item in value.items():
+            yield from _containers_in(item, f"{place}[{constant_text(key)}]")
+    elif type(value) in (list, tuple):
+        yield place, len(value)
+        for number, item in enumerate(value):
+            yield from _containers_in(item, f"{place}[{number}]")
 
 
 def _check(found: Parameters, captured: Captured, name: str, value: Any, condition: str) -> None:
