@@ -9,7 +9,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from torch.testing import assert_close
 
 import fuselab
 from fuselab.ejection.eject import default_name, eject, ejected
+from fuselab.errors import FuselabError
 
 X = torch.linspace(-2, 2, 24).reshape(3, 8)
 WEIGHT = torch.linspace(0.5, 1.5, 8)
@@ -238,3 +239,69 @@ def test_packages_with_options_are_checked(made: Made, tmp_path: Path) -> None:
     for name in ("checked_one", "checked_product"):
         report = fuselab.check(str(tmp_path / name), quick=True, seed=0)
         assert report.passed, str(report)
+
+
+class Gate(NamedTuple):
+    gate: Tensor
+    scale: float = 1.0
+
+
+def with_options_inside(x: Tensor, options: dict[str, Any], pair: list[Any], gate: Gate) -> Tensor:
+    y = x * options["weight"] * options["scale"] + pair[0] * pair[1]
+    return (y * gate.gate.sigmoid()).tanh() * gate.scale
+
+
+@pytest.mark.parametrize("standalone", [False, True])
+def test_options_beside_tensors_in_lists_and_dicts(made: Made, standalone: bool) -> None:
+    name = f"options_inside_{standalone}".lower()
+    args = {"weight": ONES, "scale": 2.0}, [ONES, 3], Gate(ONES)
+    found = made(with_options_inside, ONES, *args, name=name, standalone=standalone)
+    options, pair, gate = {"scale": 2.0, "weight": X}, [X, 3], Gate(X)
+    assert_close(found(X, options, pair, gate), with_options_inside(X, options, pair, gate))
+    for other, told in (
+        ((options | {"scale": 4.0}, pair, gate), r"options\['scale'\] = 2.0, and .* is 4.0 here"),
+        (
+            (options | {"more": X}, pair, gate),
+            "options = a dict of 'weight', 'scale', .*'more'",
+        ),
+        ((None, pair, gate), "options = a dict of 'weight', 'scale', and options is None here"),
+        ((options, [X, 4], gate), r"pair\[1\] = 3, and .* is 4 here"),
+        ((options, [X, 3, X], gate), "pair = a sequence of 2, and pair is a sequence of 3 here"),
+        ((options, pair, Gate(X, 2.0)), "gate.scale = 1.0, and gate.scale is 2.0 here"),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} was ejected with {told}"):
+            found(X, *other)
+
+
+def wrong_inside(x: Tensor, weight: Tensor) -> Tensor:
+    return x.tanh() * weight + {"a": x}["b"]
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "told"),
+    [
+        (optioned, (X,), r"the example does not fit optioned\(.*'weight'"),
+        (optioned, (X, WEIGHT, "tanh", 2.0, 3), "the example does not fit.*too many positional"),
+        (optioned, ("x", WEIGHT), r"optioned raised on the example: \w+: .*\(test_function_arg"),
+        (
+            optioned,
+            (X, torch.ones(3)),
+            r"on the example: RuntimeError: The size of tensor a",
+        ),
+        (
+            wrong_inside,
+            (X, WEIGHT),
+            r"the example: KeyError: 'b' \(test_function_argum\S+:\d+\)",
+        ),
+        (torch.add, (X, X), "add has no signature in Python; write a function that calls it"),
+        (torch.nn.GELU, (X,), "GELU is a class; give a function"),
+        (3, (X,), "3 is no function; give a function"),
+    ],
+)
+def test_calls_that_are_wrong(
+    function: Any, args: tuple[Any, ...], told: str, tmp_path: Path, capfd: Any
+) -> None:
+    with pytest.raises(FuselabError, match=told):
+        eject(function, *args, out=tmp_path / "wrong", name="wrong" if function == 3 else None)
+    assert not (tmp_path / "wrong").exists()
+    assert capfd.readouterr().err == ""

@@ -96,7 +96,7 @@ def test_a_module_is_as_it_was_after_it_was_ejected(
     model = Counting(moves)
     before = dict(model.named_buffers())
     if moves:
-        with pytest.raises(EjectError, match="changes an object outside"):
+        with pytest.raises(EjectError, match=r"attribute.*\.py:\d+: self\.mean = 0\.9 \*.*copy_"):
             eject(model, torch.ones(4, 8), out=tmp_path / "counting", name="counting")
     else:
         eject(model, torch.ones(4, 8), out=tmp_path / "counting", name="counting")

@@ -132,6 +132,11 @@ def checkpointed(module: Runs, x: Tensor) -> Any:
     return torch.utils.checkpoint.checkpoint(module.layer, x, use_reentrant=False)
 
 
+def without_autocast(module: Runs, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return module.layer(x.float()).exp()
+
+
 @pytest.mark.parametrize(
     ("function", "count", "reason"),
     [
@@ -140,6 +145,7 @@ def checkpointed(module: Runs, x: Tensor) -> Any:
         (long_loop, 400, "loops over a size"),
         (with_its_backward, 3, "Doubled, which has a backward of its own"),
         (checkpointed, 3, "computes a part again in the backward"),
+        (without_autocast, 3, "torch.autocast on or off for a part"),
     ],
 )
 def test_what_no_trace_reproduces_is_said(

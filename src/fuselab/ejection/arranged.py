@@ -9,7 +9,7 @@ import sympy
 import torch
 from torch import fx
 
-from fuselab.ejection.capture import source_line
+from fuselab.ejection.calls import source_line
 from fuselab.ejection.kernels import ancestors
 from fuselab.ejection.loops import Constant, Index, Node, Reduction, Splitter, View
 from fuselab.ejection.parts import regrouped, unexpanded

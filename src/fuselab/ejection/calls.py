@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
 import math
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,6 +63,15 @@ def call_name(node: fx.Node) -> str:
     if node.op == "call_method":
         return str(node.target)
     return str(getattr(node.target, "__name__", node.target))
+
+
+def source_line(node: fx.Node) -> str:
+    """Return ``file:line: text`` of the user's code behind a node; empty where it is unknown."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    if not frames:
+        return ""
+    file, line = frames[-1]
+    return f"{file}:{line}: {linecache.getline(file, int(line)).strip()}"
 
 
 def is_number(node: fx.Node) -> bool:

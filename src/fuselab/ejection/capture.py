@@ -11,7 +11,6 @@ import contextlib
 import copy
 import inspect
 import itertools
-import linecache
 import logging
 import re
 import warnings
@@ -28,6 +27,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx.experimental import _config as fx_config
 
 from fuselab.ejection.blocks import take_blocks
+from fuselab.ejection.calls import source_line
 from fuselab.ejection.carriers import add_carriers, carriers_of
 from fuselab.ejection.cumulative import traceable_averages
 from fuselab.ejection.decisions import decisions, listening
@@ -675,12 +675,3 @@ def is_user_named(node: fx.Node) -> bool:
     """Return whether a node's value has the name of a variable of the user's code."""
     assigned = re.match(r"\s*([A-Za-z_]\w*)\s*[-+*/|&]?=[^=]", source_line(node).partition(": ")[2])
     return assigned is not None and assigned[1] == user_name(node)
-
-
-def source_line(node: fx.Node) -> str:
-    """Return ``file:line: text`` of the user's code behind a node; empty where it is unknown."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    if not frames:
-        return ""
-    file, line = frames[-1]
-    return f"{file}:{line}: {linecache.getline(file, int(line)).strip()}"

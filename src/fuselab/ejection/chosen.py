@@ -13,7 +13,7 @@ from typing import Any
 
 import sympy
 
-from fuselab.ejection.capture import source_line
+from fuselab.ejection.calls import source_line
 from fuselab.ejection.loops import Along, Call, Choice, Constant, Node, Size, View
 from fuselab.ejection.parts import regrouped
 from fuselab.ejection.steps import FxNode, Steps, arguments_of, number_of

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fuselab.ejection.blocks import Blocks, blocks_of, in_blocks
-from fuselab.ejection.calls import call_name, call_text, is_number
-from fuselab.ejection.capture import source_line
+from fuselab.ejection.calls import call_name, call_text, is_number, source_line
 from fuselab.ejection.copied import FOLDER
 from fuselab.ejection.dropout import RUNTIME
 from fuselab.ejection.fold import formatted

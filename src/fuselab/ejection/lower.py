@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fuselab.ejection.arithmetic import Arithmetic
-from fuselab.ejection.capture import Captured, source_line, user_name, with_sources
+from fuselab.ejection.calls import source_line
+from fuselab.ejection.capture import Captured, user_name, with_sources
 from fuselab.ejection.loops import (
     Along,
     Constant,

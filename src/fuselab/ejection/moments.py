@@ -9,7 +9,8 @@ from typing import Any
 import sympy
 
 from fuselab.ejection.arranged import Arrangements
-from fuselab.ejection.capture import source_line, user_name
+from fuselab.ejection.calls import source_line
+from fuselab.ejection.capture import user_name
 from fuselab.ejection.loops import Constant, Node, Pointwise, Reduction, Size, View
 from fuselab.ejection.parts import regrouped
 from fuselab.ejection.steps import FxNode, Sizes, arguments_of, expression_of, inserted, number_of

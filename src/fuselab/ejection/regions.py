@@ -35,9 +35,10 @@ from fuselab.ejection.calls import (
     call_text,
     drop_assertions,
     is_number,
+    source_line,
     without_kept_inputs,
 )
-from fuselab.ejection.capture import Captured, argument_name, source_line, trace
+from fuselab.ejection.capture import Captured, argument_name, trace
 from fuselab.ejection.dropout import dropouts_in, drops
 from fuselab.ejection.followed_dtypes import follow_dtypes, followed
 from fuselab.ejection.from_text import function_of

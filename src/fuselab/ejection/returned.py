@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fuselab.ejection.calls import source_line
 from fuselab.errors import EjectError
 
 CONSTANTS = (int, float, str, bool, type(None), torch.dtype)
@@ -143,12 +144,27 @@ class StandIns:
             )
 
         structure = of(returned)
-        if any(node not in used and not _is_argument(node) for node in self.nodes):
+        for node in self.nodes:
+            if node in used or _is_argument(node):
+                continue
+            # PyTorch's tracer hands a computed number on in a tensor that it makes of it.
+            is_number = node.target is torch.scalar_tensor
+            if isinstance(_example(node), Tensor) and not is_number:
+                raise EjectError(
+                    f"{name} assigns a tensor to an attribute, or changes another object outside"
+                    f"{_place(node)}; write over a buffer (self.mean.copy_(new)), or return the "
+                    "tensor."
+                )
             raise EjectError(
                 f"{name} changes an object outside, or returns a number that is computed from "
-                "sizes by a division; return only tensors and sizes."
+                f"sizes by a division{_place(node)}; return only tensors and sizes."
             )
         return structure
+
+
+def _place(node: fx.Node) -> str:
+    """Return the line of the user's code behind a node in brackets, if it is known."""
+    return f" ({line})" if (line := source_line(node)) else ""
 
 
 def _is_argument(node: fx.Node) -> bool:

@@ -13,7 +13,7 @@ import re
 import torch
 from torch import Tensor, fx
 
-from fuselab.ejection.capture import source_line
+from fuselab.ejection.calls import source_line
 
 _NAMED = {
     torch.float32: re.compile(r"\.float\(\)|torch\.float\b|\bfloat32\b"),

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
-from fuselab.ejection.capture import is_user_named, source_line, user_name
+from fuselab.ejection.calls import source_line
+from fuselab.ejection.capture import is_user_named, user_name
 from fuselab.ejection.exact_sizes import floored
 from fuselab.ejection.integers import Integers
 from fuselab.ejection.loops import (

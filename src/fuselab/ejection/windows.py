@@ -14,7 +14,8 @@ from typing import Any
 
 import sympy
 
-from fuselab.ejection.capture import source_line, user_name
+from fuselab.ejection.calls import source_line
+from fuselab.ejection.capture import user_name
 from fuselab.ejection.chosen import ChosenElements
 from fuselab.ejection.loops import Constant, Node, Reduction, View
 from fuselab.ejection.parts import regrouped

@@ -48,6 +48,7 @@ def answering(tracer: Any, all_factories: bool) -> Iterator[None]:
         (torch, "is_grad_enabled", stand_ins.grad_mode),
         (torch.autograd.Function, "apply", stand_ins.own_backward),
         (saved_tensors_hooks, "__enter__", stand_ins.saved_hooks),
+        (torch.autocast, "__enter__", stand_ins.autocast),
         (builtins, "isinstance", stand_ins.instance),
     ]
     originals = [vars(owner)[name] for owner, name, _ in replaced]
@@ -116,6 +117,14 @@ class _StandIns:
                     "it computes a part again in the backward, as torch.utils.checkpoint does"
                 )
             return original(hooks)
+
+        return enter
+
+    def autocast(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def enter(context: Any) -> Any:
+            if self.traces:
+                raise NotTraceableError("it turns torch.autocast on or off for a part of it")
+            return original(context)
 
         return enter
 
