@@ -382,3 +382,58 @@ def test_long_functions_take_no_longer_for_each_operation(
     (mine,) = torch.autograd.grad(found.sum(), x)
     (theirs,) = torch.autograd.grad(expected.sum(), x)
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def weighted_by_a_joined_tensor(logits, labels):
+    weight = torch.ones(4, dtype=logits.dtype)
+    weight = torch.cat((weight[:-1], weight.new_full((1,), 0.1)))
+    return F.cross_entropy(logits.transpose(1, 2), labels, weight)
+
+
+def test_what_is_joined_from_numbers_alone_is_made_for_the_kernel_that_reads_it(
+    tmp_path: Path,
+) -> None:
+    """No kernel stores a part of it, so that it was never allocated."""
+    args = (
+        torch.linspace(-2, 2, 40).reshape(2, 5, 4).contiguous(),
+        torch.arange(10).reshape(2, 5) % 4,
+    )
+    op = load_op(str(eject(weighted_by_a_joined_tensor, *args, out=tmp_path / "weighted")))
+    found = interpreter.run(f"{tmp_path / 'weighted'}/op.py:forward_triton", *args)
+    torch.testing.assert_close(op.without_residuals(found), weighted_by_a_joined_tensor(*args))
+
+
+def _half_rotated(x):
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), -1)
+
+
+def rotated_keys(key, cosine, sine):
+    rotated = key * cosine.unsqueeze(1) + _half_rotated(key) * sine.unsqueeze(1)
+    batch, heads, length, width = rotated.shape
+    repeated = rotated[:, :, None].expand(batch, heads, 2, length, width)
+    return repeated.reshape(batch, heads * 2, length, width)
+
+
+def test_slices_that_hold_together_where_sizes_of_two_arguments_agree(tmp_path: Path) -> None:
+    """Keys and angles have sizes of their own in the graph, as in grouped-query attention."""
+    args = torch.randn(2, 3, 5, 8), torch.randn(2, 5, 8), torch.randn(2, 5, 8)
+    op = load_op(str(eject(rotated_keys, *args, out=tmp_path / "rotated")))
+    supports = op.implementations["triton"].supports
+    assert supports(*args) is None
+    found = interpreter.run(f"{tmp_path / 'rotated'}/op.py:forward_triton", *args)
+    torch.testing.assert_close(found, rotated_keys(*args))
+
+
+def attention_of_a_graph(source, target, edges, values):
+    scores = F.leaky_relu(source[:, None] + target[None, :], 0.2)
+    scores = scores.masked_fill(~edges[..., None], float("-inf"))
+    return torch.einsum("ijh,jhd->ihd", scores.softmax(1), values)
+
+
+def test_a_call_of_booleans_alone_is_tried_without_an_error(tmp_path: Path) -> None:
+    """Of calls that only arrange a tensor the negated result is tried, which booleans have not."""
+    args = torch.ones(5, 2), torch.ones(5, 2), torch.eye(5) > 0, torch.ones(5, 2, 3)
+    parts = cut(attention_of_a_graph, args, {}, "graph")
+    assert [call_name(one) for one in parts.calls if call_name(one) == "einsum"] == ["einsum"]
+    assert "masked_fill" in {call_name(one) for region in parts.regions for one in region.calls}

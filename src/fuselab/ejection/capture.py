@@ -8,7 +8,6 @@ gave to its value, and the line.
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import itertools
 import logging
@@ -44,7 +43,6 @@ from fuselab.ejection.taken import (
 )
 from fuselab.ejection.written import written_in
 from fuselab.errors import EjectError
-from fuselab.inspect.user_code import raising_target_error
 
 
 @dataclass(frozen=True)
@@ -365,8 +363,6 @@ def _run_dynamo(
         except BackendCompilerFailed as error:
             raise EjectError(f"{name} cannot be traced: {_reason(error)}.") from error
         except Unsupported as error:
-            if retries:
-                _raise_what_it_raises(function, args, keywords, name)
             raise EjectError(
                 f"{name} cannot be one graph: {_first_line(error)}{_user_line(error)}; eject a "
                 "part of it that has no such line."
@@ -379,8 +375,6 @@ def _run_dynamo(
                     more |= _constant_arguments(function, args, keywords)
                 more -= set(frozen)
             if not more:
-                if retries:
-                    _raise_what_it_raises(function, args, keywords, name)
                 raise EjectError(
                     f"{name} cannot be traced: {_reason(error)}{_user_line(error)}."
                 ) from error
@@ -390,23 +384,6 @@ def _run_dynamo(
     # PyTorch refuses to write over tensors that want a gradient, such as running statistics, and
     # some of its functions have no gradient for their targets or weights.
     return _run_dynamo(backend, function, args, keywords, name, inference, {*frozen, *more})
-
-
-def _raise_what_it_raises(
-    function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], name: str
-) -> None:
-    """Call a function that could not be traced, on copies, and raise TargetError if it raises: that
-    error has the example's sizes, and a tracer's has symbols."""
-
-    def copied(tensor: Tensor, _: str) -> Tensor:
-        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-    own_args = [mapped(one, copied, "") for one in args]
-    own_keywords = {key: mapped(one, copied, key) for key, one in keywords.items()}
-    with contextlib.suppress(Exception):  # a module may hold what cannot be copied
-        function = copy.deepcopy(function)
-    with torch.random.fork_rng(), raising_target_error(f"{name} raised on the example:"):
-        function(*own_args, **own_keywords)
 
 
 @contextlib.contextmanager
@@ -476,7 +453,7 @@ def _written_arguments(
         return StandIns(module)
 
     with contextlib.suppress(EjectError):
-        _run_dynamo(backend, function, args, keywords, "", True, retries=False)
+        _run_dynamo(backend, function, args, keywords, "", True)
     return found
 
 

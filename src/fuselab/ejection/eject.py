@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import keyword
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import fuselab
 from fuselab.ejection.calls import call_name
@@ -21,12 +23,13 @@ from fuselab.ejection.compose import composition_files, describe
 from fuselab.ejection.folder import check_folder, write_folder
 from fuselab.ejection.package import planned_package
 from fuselab.ejection.regions import ALONE, Cut, cut
+from fuselab.ejection.taken import mapped
 from fuselab.ejection.whole import planned_whole
 from fuselab.ejection.write import package_files
 from fuselab.ejection.write_launchers import where_it_runs
 from fuselab.ejection.write_standalone import standalone_files
 from fuselab.errors import EjectError
-from fuselab.inspect.user_code import check_arguments, plain
+from fuselab.inspect.user_code import check_arguments, plain, raising_target_error
 
 _DEEPEST = 10_000  # calls of Python within each other
 
@@ -107,10 +110,13 @@ def ejected(
         )
     function, args, keywords = unbound(function, args, keywords)
     _check_call(function, args, keywords)
-    with _deep_expressions():
-        if whole:
-            return _with_whole(function, args, keywords, name, inference, standalone)
-        return _plain(function, args, keywords, name, inference, standalone)
+    try:
+        with _deep_expressions():
+            written = _with_whole if whole else _plain
+            return written(function, args, keywords, name, inference, standalone)
+    except EjectError:
+        _raise_what_it_raises(function, args, keywords)
+        raise
 
 
 def _check_call(
@@ -131,6 +137,24 @@ def _check_call(
             f"{label} has no signature in Python; write a function that calls it, and eject that."
         ) from None
     check_arguments(called, label, "the example", args, keywords)
+
+
+def _raise_what_it_raises(
+    function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
+) -> None:
+    """Call a function that was refused, on copies, and raise TargetError if it raises: that error
+    has the example's sizes, and a tracer's has symbols."""
+    label = getattr(function, "__name__", type(function).__name__)
+
+    def copied(tensor: Tensor, _: str) -> Tensor:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    own_args = [mapped(one, copied, "") for one in args]
+    own_keywords = {key: mapped(one, copied, key) for key, one in keywords.items()}
+    with contextlib.suppress(Exception):  # a module may hold what cannot be copied
+        function = copy.deepcopy(function)
+    with torch.random.fork_rng(), raising_target_error(f"{label} raised on the example:"):
+        function(*own_args, **own_keywords)
 
 
 @contextlib.contextmanager
