@@ -18,6 +18,7 @@ from gallery import (
     wrong_calls,
     wrong_declarations,
     wrong_gradients,
+    wrong_kinds,
     wrong_memory,
     wrong_outputs,
     wrong_sizes,
@@ -46,6 +47,7 @@ NARROW = [
     *wrong_sizes.EXHIBITS,
     *wrong_memory.EXHIBITS,
     *wrong_declarations.EXHIBITS,
+    *wrong_kinds.EXHIBITS,
 ]
 OTHERS: dict[str, Callable[[str, str], FusedOp]] = {
     "in_place": in_place.make_op,

@@ -40,6 +40,7 @@ SAID = {
     "looks_for_the_answer": ("cases", "is off by"),
     "other_reference": ("cases", "is off by"),
     "patched_functional": ("import", "its import replaces torch.nn.functional.silu"),
+    "patched_body": ("import", "its import replaces the body of torch.nn.functional.silu"),
     "patched_by_its_draw": ("shapes", "declares replaces torch.nn.functional.silu"),
     "own_kernel_of_torch": ("import", "its import replaces the kernel of aten/silu/CPU"),
     "answers_itself": ("cases", "the call"),

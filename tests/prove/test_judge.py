@@ -309,7 +309,7 @@ def test_a_problem_that_does_not_run_is_a_wrong_call(files: Path, text: str, sai
 
 def test_wrong_calls_are_refused(files: Path) -> None:
     with pytest.raises(TargetError, match="no such file"):
-        judged(files, ["nothing"])
+        judged(files, ["absent"])
     with pytest.raises(ArgumentError, match="no answer"):
         judged(files, [])
     with pytest.raises(ArgumentError, match="above 0"):

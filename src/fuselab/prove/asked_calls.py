@@ -291,13 +291,23 @@ def with_fresh_values(
     """
     args = list(values[:-1])
     found: list[Results] = []
-    for step in (None, *steps):
+
+    def outputs() -> Results:
+        return [*results(function, *args)]
+
+    def gradients() -> Results:
+        return with_gradients(function, places, values) if places else []
+
+    for number, step in enumerate((None, *steps)):
         for tensor, fresh in zip(tensors_in(args), step or (), strict=step is not None):
             if fresh is not None:
                 tensor.data.copy_(fresh)
+        # The order changes, so that two calls of either kind follow each other at once.
+        if number % 2:
+            behind = gradients()
+            given = [*outputs(), *behind]
+        else:
+            given = [*outputs(), *gradients()]
         # The results must not change when the next step is written.
-        outputs: Results = [*results(function, *args)]
-        if places:
-            outputs = [*outputs, *with_gradients(function, places, values)]
-        found.append([None if one is None else one.detach().clone() for one in outputs])
+        found.append([None if one is None else one.detach().clone() for one in given])
     return found

@@ -157,12 +157,12 @@ def _profiler() -> Iterator[None]:
             profiler._run_on_profiler_stop()
 
 
+# Every small number, those of small and of large machines, whatever this one has.
+THREADS = (*range(1, 9), 12, 16, 24, 32, 64)
 _MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "torch.no_grad()": torch.no_grad,
     "torch.inference_mode()": torch.inference_mode,
     "torch.enable_grad()": torch.enable_grad,
-    "torch.set_num_threads(1)": lambda: _threads(1),
-    "torch.set_num_threads(3)": lambda: _threads(3),
     "torch.set_default_dtype(torch.float64)": lambda: _default_dtype(torch.float64),
     "gc.disable()": _without_collector,
     "a profiler": _profiler,
@@ -184,6 +184,17 @@ def under_mode(
     for _ in range(2):
         with _MODES[mode]():
             found.append([one.clone() for one in results(function, *args)])
+    return found
+
+
+def under_threads(
+    function: Function, counts: Sequence[int], procedure: Callable[..., Any], *args: Any
+) -> list[Results]:
+    """Return what a procedure gives with each number of PyTorch's threads."""
+    found: list[Results] = []
+    for count in counts:
+        with _threads(count):
+            found.append(list(procedure(function, *args)))
     return found
 
 

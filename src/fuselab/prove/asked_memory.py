@@ -188,21 +188,25 @@ def three_backwards(
 
 def changed_state(
     held: Held, args: Sequence[Any], places: Sequence[int], upstream: Sequence[Tensor] | None
-) -> str | None:
+) -> dict[str, Any]:
     """Return which state of the process the import of the operator, a call, or a backward where
-    there is an ``upstream`` gradient, changes; None if nothing does. What changed is given back, so
-    that it spoils no other check."""
+    there is an ``upstream`` gradient, changes (``changed``, None if nothing does), and what the
+    call and the backward gave (``results``), which may be the first ones of this process.
+
+    What changed is given back, so that it spoils no other check.
+    """
     by_import = changed_by_import(held.op)
     if by_import:
-        return f"importing it changes {', '.join(by_import)}"
+        return {"changed": f"importing it changes {', '.join(by_import)}", "results": []}
     before, by = ProcessState(), "a call"
     try:
-        held(*args)
+        found: list[list[Tensor | None]] = [[*results(held, *args)]]
         changed = before.changed()
         if not changed and upstream is not None:
             before, by = ProcessState(), "a backward"
-            with_gradients(held, places, [*args, tuple(upstream)])
+            found.append(with_gradients(held, places, [*args, tuple(upstream)]))
             changed = before.changed()
     finally:
         before.restore()
-    return f"{by} changes {', '.join(changed)}" if changed else None
+    text = f"{by} changes {', '.join(changed)}" if changed else None
+    return {"changed": text, "results": found}

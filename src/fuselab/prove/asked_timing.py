@@ -1,7 +1,8 @@
 """Procedures for either process: calls that the judge times from outside.
 
-A process keeps one set of arguments. Every call finds another number in them, so that no result of
-an earlier call is right, whichever of them it is.
+A process keeps one set of arguments, or many that are mixed of two. Every call finds another number
+in them, so that no result of an earlier call is right, whichever of them it is. Of mixed ones it
+finds others in every row.
 """
 
 from __future__ import annotations
@@ -18,16 +19,66 @@ from torch.utils import _pytree as pytree
 from fuselab.runtime.dispatch.overlap import overlaps_itself
 
 PlainChange = tuple[int, tuple[int, ...], tuple[float, ...], bool]  # as a message holds a change
+MIXTURES = 1 << 16  # places at which a mask may begin
 _GOLDEN_RATIO = (math.sqrt(5.0) - 1.0) / 2.0  # its multiples modulo 1 do not come back
+
+
+class Mixture:
+    """Arguments of which every floating element is one of two, by chance: as many sets of inputs as
+    there are places in the ``mask`` to begin at.
+
+    No element has a number that neither of the two sets has there, and no row stays as it was.
+    """
+
+    def __init__(self, args: Sequence[Any], others: Sequence[Any], seed: int) -> None:
+        pairs = zip(args, others, strict=True)
+        self.args, self.others = list(args), list(others)
+        self.places = [place for place, pair in enumerate(pairs) if _mixes(*pair)]
+        self.numel = max((args[place].numel() for place in self.places), default=0)
+        generator = torch.Generator().manual_seed(seed)
+        bits = torch.randint(0, 2, (self.numel + MIXTURES,), dtype=torch.uint8, generator=generator)
+        self.mask = bits.bool()
+
+    def nbytes(self) -> int:
+        """Return the bytes of what is mixed in one set of inputs."""
+        return sum(int(self.args[place].nbytes) for place in self.places)
+
+    def inputs(self, start: int) -> list[Any]:
+        """Return the inputs that are mixed by the mask from ``start`` on."""
+        found = list(self.args)
+        for place in self.places:
+            one, other = self.args[place], self.others[place]
+            mask = self.mask[start : start + one.numel()].view(one.shape).to(one.device)
+            found[place] = torch.where(mask, one, other)
+        return found
+
+
+def _mixes(one: Any, other: Any) -> bool:
+    return (
+        isinstance(one, Tensor)
+        and one.is_floating_point()
+        and one.numel() > 0
+        and one.is_contiguous()
+        and other.is_contiguous()
+        and one.shape == other.shape
+        and not torch.equal(one, other)
+    )
 
 
 @dataclass
 class Kept:
-    """The function that this process calls, its arguments, and the outputs of the last call."""
+    """The function that this process calls, its arguments, what is mixed into sets of them, and the
+    outputs of the last call."""
 
     function: Callable[..., Any] | None = None
     args: list[Any] = field(default_factory=list)
+    mixture: Mixture | None = None
+    sets: list[list[Any]] = field(default_factory=list)
     output: list[Any] = field(default_factory=list)
+
+    def at(self, turn: int) -> list[Any]:
+        """Return the arguments of this turn."""
+        return self.sets[turn % len(self.sets)] if self.sets else self.args
 
 
 @dataclass(frozen=True)
@@ -80,8 +131,19 @@ _kept = Kept()
 def prepare(held: Callable[..., Any], args: Sequence[Any], compiled: bool) -> None:
     """Keep the arguments of the calls that will be timed, and make the first call."""
     _kept.function = torch.compile(held.model) if compiled else held  # type: ignore[attr-defined]
-    _kept.args = list(args)
-    _call()
+    _kept.args, _kept.mixture, _kept.sets = list(args), None, []
+    _call(_kept.args)
+
+
+def keep_mixture(held: Any, others: Sequence[Any], seed: int) -> None:
+    """Keep a mixture of the arguments with others."""
+    _kept.mixture = Mixture(_kept.args, others, seed)
+
+
+def mix(held: Any, starts: Sequence[int]) -> None:
+    """Keep sets of arguments for the calls that follow, which take turns."""
+    assert _kept.mixture is not None
+    _kept.sets = [_kept.mixture.inputs(start) for start in starts]
 
 
 @torch.no_grad()
@@ -99,10 +161,10 @@ def renew(held: Any, args: Sequence[Any]) -> None:
             _kept.args[place] = now
 
 
-def _call() -> None:
+def _call(args: Sequence[Any]) -> None:
     assert _kept.function is not None
     with torch.no_grad():
-        returned = _kept.function(*_kept.args)
+        returned = _kept.function(*args)
     _kept.output, _ = pytree.tree_flatten(returned)
 
 
@@ -110,15 +172,16 @@ def calls(held: Any, count: int, change: PlainChange) -> None:
     """Call ``count`` times, with numbers in the arguments that no earlier call has found."""
     numbers = Change(*change)
     for turn in range(count):
-        numbers.write(_kept.args, turn)
-        _call()
+        args = _kept.at(turn)
+        numbers.write(args, turn)
+        _call(args)
 
 
 def no_calls(held: Any, count: int, change: PlainChange) -> None:
     """Do what ``calls`` does without calling."""
     numbers = Change(*change)
     for turn in range(count):
-        numbers.write(_kept.args, turn)
+        numbers.write(_kept.at(turn), turn)
 
 
 def last_output(held: Any) -> list[Any]:

@@ -22,6 +22,7 @@ import torch
 
 from fuselab.measure.statistics import median_interval, significant
 from fuselab.prove import asked_inputs, asked_timing
+from fuselab.prove.asked_timing import MIXTURES, Mixture
 from fuselab.prove.bar_of_end import bar_of_end
 from fuselab.prove.bench_work import SLACK
 from fuselab.prove.facts import Facts
@@ -36,6 +37,8 @@ _WIDE = 0.5  # an interval whose lower end is below this share of the slope says
 _ATTEMPTS = 3
 _BATCH_S = 0.02  # what K calls should take
 _MOST_CALLS = 2048
+_MOST_SETS = 256
+_MOST_BYTES = 1 << 26  # of the sets of inputs of a batch
 
 
 @dataclass(frozen=True)
@@ -153,24 +156,64 @@ def _measured(facts: Facts, reference: Process, candidate: Process, claim: Outsi
     if not places or dtype not in facts.dtypes:
         return replace(claim, problem="the operator has no such case or dtype")
     chance = random.SystemRandom()
-    seed = chance.randrange(1 << 31)
+    cpu = torch.device("cpu")
     try:
-        made = reference.ask(
-            asked_inputs.made, claim.provider, places[0], torch.device("cpu"), dtype, seed
+        made, other = (
+            reference.ask(
+                asked_inputs.made, claim.provider, places[0], cpu, dtype, chance.randrange(1 << 31)
+            )
+            for _ in range(2)
         )
         if made is None:
             return replace(claim, problem="is refused with other values of the case")
         clock = Clock(candidate, reference)
-        return _slope(clock, own_copies(made), claim, chance)
+        return _slope(Feed(clock, own_copies(made), other, chance), claim, chance)
     except (RemoteError, CandidateError) as error:
         return replace(claim, problem=said(error, 200))
 
 
-def _slope(clock: Clock, args: list[Any], claim: Outside, chance: random.Random) -> Outside:
+class Feed:
+    """The inputs of the calls of two processes: in every batch new ones, where two draws of a case
+    can be mixed and the reference runs on the mixture, and a few other elements in every call."""
+
+    def __init__(
+        self, clock: Clock, args: list[Any], others: Sequence[Any] | None, chance: random.Random
+    ) -> None:
+        self.clock, self.args, self.chance = clock, args, chance
+        self.mixture: Mixture | None = None
+        for process in (clock.process, clock.beside):
+            process.ask(asked_timing.prepare, args, False)
+        if others is None:
+            return
+        seed = chance.randrange(1 << 31)
+        mixture = Mixture(args, others, seed)
+        if mixture.places and runs_at(clock.beside, results, *mixture.inputs(0)):
+            self.mixture = mixture
+            for process in (clock.process, clock.beside):
+                process.ask(asked_timing.keep_mixture, list(others), seed)
+
+    def batch(self, count: int) -> float:
+        """Return the seconds of ``count`` calls, and leave in ``args`` what the last one found."""
+        sets = count
+        if self.mixture is not None:
+            sets = min(count, _MOST_SETS, max(1, _MOST_BYTES // self.mixture.nbytes()))
+            starts = self.chance.sample(range(MIXTURES), sets)
+            self.clock.mix(starts)
+            self.args = self.mixture.inputs(starts[(count - 1) % sets])
+        change = drawn_change(
+            self.args, self.chance, lambda some: runs_at(self.clock.beside, results, *some)
+        )
+        taken_s = self.clock.ask(change, count)
+        turns = range(count) if self.mixture is None else range((count - 1) % sets, count, sets)
+        for turn in turns:
+            change.write(self.args, turn)
+        return taken_s
+
+
+def _slope(feed: Feed, claim: Outside, chance: random.Random) -> Outside:
     """Time batches of calls and judge the output of the last call of some, chosen afterwards."""
-    for process in (clock.process, clock.beside):
-        process.ask(asked_timing.prepare, args, False)
-    once = median(_batch(clock, args, 1, chance) for _ in range(3))
+    clock = feed.clock
+    once = median(feed.batch(1) for _ in range(3))
     unit = min(_MOST_CALLS, max(1, round(_BATCH_S / max(once, 1e-6))))
     slopes: list[float] = []
     judged = 0
@@ -180,9 +223,9 @@ def _slope(clock: Clock, args: list[Any], claim: Outside, chance: random.Random)
             break
         times: dict[int, float] = {}
         for step in chance.sample(_STEPS, len(_STEPS)):
-            times[step] = _batch(clock, args, step * unit, chance)
+            times[step] = feed.batch(step * unit)
             if problem is None and (chance.random() < 0.25 or (number == 0 and not judged)):
-                problem = _problem(clock.beside, args, clock.taken())
+                problem = _problem(clock.beside, feed.args, clock.taken())
                 judged += 1
         slopes.append((times[4] - times[1]) / (3 * unit) + clock.late / unit)
     middle, low, high = (max(one, 1e-9) * 1e6 for one in median_interval(slopes))
@@ -206,15 +249,6 @@ def _slope(clock: Clock, args: list[Any], claim: Outside, chance: random.Random)
 def _is_narrow(slopes: Sequence[float]) -> bool:
     middle, low, _ = median_interval(slopes)
     return low >= _WIDE * middle
-
-
-def _batch(clock: Clock, args: Sequence[Any], count: int, chance: random.Random) -> float:
-    """Return the seconds of some calls, and leave ``args`` as the last of them found its own."""
-    change = drawn_change(args, chance, lambda some: runs_at(clock.beside, results, *some))
-    taken_s = clock.ask(change, count)
-    for turn in range(count):
-        change.write(args, turn)
-    return taken_s
 
 
 def _problem(reference: Process, args: Sequence[Any], found: Sequence[Any]) -> str | None:

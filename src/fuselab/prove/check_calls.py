@@ -14,12 +14,15 @@ from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import mapped, moved_towards_middle, tensor_names
 from fuselab.prove.asked_calls import with_gradients
 from fuselab.prove.asked_many_calls import (
+    THREADS,
     Stacks,
     from_threads,
     gradients_under_mode,
     in_turns,
     under_mode,
+    under_threads,
 )
+from fuselab.prove.check_memory import same_bits
 from fuselab.prove.held import results
 from fuselab.prove.outputs import output_names
 from fuselab.prove.program_races import races
@@ -239,6 +242,20 @@ def every_mode_agrees(subject: Subject, trial: Trial) -> Outcome:
     return outcome if subject.op.gradient is None else _every_backward_agrees(subject, trial)
 
 
+def every_number_of_threads_agrees(subject: Subject, trial: Trial) -> Outcome:
+    """Judge the output and every gradient with few and with many of PyTorch's threads."""
+    bar, asked = call_bar(subject, trial)
+    found = subject.candidate.ask(under_threads, THREADS, *asked)
+    outcome, accepted = Outcome(), None
+    for count, given in zip(THREADS, found, strict=True):
+        if accepted is None or not same_bits(accepted, given):
+            outcome = judged(bar, given, after=f" under torch.set_num_threads({count})")
+            if outcome.problem is not None:
+                return outcome
+            accepted = given
+    return outcome
+
+
 def _every_backward_agrees(subject: Subject, trial: Trial) -> Outcome:
     """Judge the gradients in each of ``_OF_A_BACKWARD``."""
     places, upstream = subject.differentiable(trial.args), subject.upstream(trial)
@@ -253,8 +270,6 @@ def _every_backward_agrees(subject: Subject, trial: Trial) -> Outcome:
 
 
 _OF_A_BACKWARD = (
-    "torch.set_num_threads(1)",
-    "torch.set_num_threads(3)",
     "torch.set_default_dtype(torch.float64)",
     "gc.disable()",
     "a profiler",
@@ -329,8 +344,20 @@ CHECKS = (
         once=True,
         shrink_tries=0,
     ),
-    # With gradients, without, in inference mode; other threads, another default dtype; without
-    # Python's garbage collector, under a profiler, in anomaly mode.
+    # Any number of threads, whatever this machine has.
+    Check(
+        "thread counts",
+        every_number_of_threads_agrees,
+        quick=2,
+        full=6,
+        max_numel=1024,
+        applies=_compiled,
+        repeats=True,
+        non_empty=True,
+        shrink_tries=8,
+    ),
+    # With gradients, without, in inference mode; another default dtype; without Python's garbage
+    # collector, under a profiler, in anomaly mode.
     Check(
         "modes",
         every_mode_agrees,

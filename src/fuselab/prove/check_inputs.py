@@ -4,7 +4,7 @@ names, upstream gradients with infinities."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, judged
 
 _SCALE_BITS = 64  # log2 of the factor between upstream gradients that overflow and that do not
+_FLOAT_STEPS = 12  # factors of 4 above 16, and below a 16th, that a float is given
 _SPECIAL_SHARE = 16  # one upstream gradient's element in so many is special
 
 
@@ -191,24 +192,32 @@ def other_floats_are_right(subject: Subject, trial: Trial) -> Outcome:
     First, floats that neither 16 bits nor float32 hold, next to those that were drawn: a kernel
     that rounds them is right for 0.5 and wrong for 0.1. Each moves towards 0, so that a share or a
     probability stays one. Then, if eager and float64 give numbers for them, floats of 0 and of the
-    other sign.
+    other sign, and for each float one after the other numbers of another magnitude, of either sign.
     """
-    numbers = [value for value in trial.args if isinstance(value, float)]
+    places = [place for place, value in enumerate(trial.args) if isinstance(value, float)]
+    numbers = {place: trial.args[place] for place in places}
     part = (1 + 2 * trial.draw.below(8)) * 2.0**-12 + 2.0**-31
     outcome = Outcome(untried=True)
-    if any(value and math.isfinite(value) for value in numbers):
-        outcome = _with_floats(subject, trial, 1 - part)
-    for factor in (0.0, -1.0):
-        if outcome.problem is None and numbers:
-            other = _with_floats(subject, trial, factor, finite=True)
+    if any(value and math.isfinite(value) for value in numbers.values()):
+        near = {place: value * (1 - part) for place, value in numbers.items()}
+        outcome = _with_floats(subject, trial, near)
+    others = [{place: value * factor for place, value in numbers.items()} for factor in (0.0, -1.0)]
+    for place in places:
+        large = (1 + trial.draw.below(8) / 8) * 2.0 ** (4 + 2 * trial.draw.below(_FLOAT_STEPS))
+        others += [{place: number} for number in (large, -large, 1 / large, -1 / large)]
+    for changed in others if numbers else ():
+        if outcome.problem is None:
+            other = _with_floats(subject, trial, changed, finite=True)
             outcome = outcome if other.untried else other
     return outcome
 
 
-def _with_floats(subject: Subject, trial: Trial, factor: float, finite: bool = False) -> Outcome:
-    """Judge the call with its floats multiplied; where ``finite``, only if eager and float64 give
-    numbers."""
-    args = [value * factor if isinstance(value, float) else value for value in trial.args]
+def _with_floats(
+    subject: Subject, trial: Trial, changed: Mapping[int, float], finite: bool = False
+) -> Outcome:
+    """Judge the call with other floats among its arguments; where ``finite``, only if eager and
+    float64 give numbers."""
+    args = [changed.get(place, value) for place, value in enumerate(trial.args)]
     shown = zip(subject.op.parameters, args, strict=True)
     floats = ", ".join(f"{name}={value!r}" for name, value in shown if isinstance(value, float))
     return _taken_is_right(subject, trial, args, f" with {floats}", finite)

@@ -203,9 +203,11 @@ _MANY = 128  # elements from which on a kernel may look at some of them to know 
 
 
 def near_values_count(subject: Subject, trial: Trial) -> Outcome:
-    """Check that one other element, or two that change places, make a difference.
+    """Check that one other element, or two that change places, make a difference, and so does one
+    other element of each tensor alone.
 
-    A result that is kept for inputs with an equal sum, or with some equal elements, shows here.
+    A result that is kept for inputs with an equal sum, or with some equal elements, or for one of
+    the arguments, shows here.
     """
     tensors = tensors_in(trial.args)
     places = subject.differentiable(trial.args)
@@ -218,6 +220,11 @@ def near_values_count(subject: Subject, trial: Trial) -> Outcome:
         near = _near(at(states[-1], [place])[0], chance, is_swap)
         steps.append([near if place == one else None for one in range(len(tensors))])
         states.append(filled(states[-1], [place], [near]))
+    for other in places:
+        if other != place and tensors[other].numel() > 1:
+            near = _near(at(states[-1], [other])[0], chance, False)
+            steps.append([near if other == one else None for one in range(len(tensors))])
+            states.append(filled(states[-1], [other], [near]))
     upstream = () if subject.op.gradient is None else subject.upstream(trial)
     judges = [
         subject.bar(args)
@@ -231,7 +238,8 @@ def near_values_count(subject: Subject, trial: Trial) -> Outcome:
         outcome = judged(bar, given[-len(bar.names) :])
         if outcome.problem is not None:
             how = ("", " (one element is another)", " (two elements changed places)")
-            return replace(outcome, problem=outcome.problem + how[number and 2 - number % 2])
+            changed = number and (2 - number % 2 if number <= 5 else 1)
+            return replace(outcome, problem=outcome.problem + how[changed])
     return Outcome()
 
 
@@ -333,11 +341,18 @@ def shared_memory_is_refused(subject: Subject, trial: Trial) -> Outcome:
 
 def nothing_else_changes(subject: Subject, trial: Trial) -> Outcome:
     """Check that neither the import of the operator, nor a call, nor a backward changes the state
-    of the process."""
+    of the process, and judge what they give: no call has come before the first trial's."""
     places = subject.differentiable(trial.args)
     upstream = None if subject.op.gradient is None else subject.upstream(trial)
     ask = subject.candidate.ask
-    return Outcome(ask(asked_memory.changed_state, list(trial.args), places, upstream))
+    found = ask(asked_memory.changed_state, list(trial.args), places, upstream)
+    outcome = Outcome(found["changed"])
+    for given in found["results"]:
+        if outcome.problem is None:
+            is_backward = len(given) > len(subject.result_names(trial.args))
+            bar = call_bar(subject, trial, upstream)[0] if is_backward else subject.bar(trial.args)
+            outcome = judged(bar, given, after=" of the first calls")
+    return outcome
 
 
 def _deterministic(subject: Subject) -> tuple[Verdict, str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fuselab.op import tensors_in
 from fuselab.prove.arguments import tensor_names
 from fuselab.prove.asked_calls import in_rows, joined, with_gradients
+from fuselab.prove.asked_many_calls import THREADS, under_threads
 from fuselab.prove.draw import FAR_LAYOUTS, LAYOUTS, SWEPT, VALUES
 from fuselab.prove.held import results
 from fuselab.prove.result import Verdict
@@ -45,6 +46,7 @@ _JOINED = 256  # elements that make a row of a large result
 # Elements up to which gradients are judged; with --quick the larger number in the first dtype only.
 _MOST_FOR_GRADIENTS = (1 << 17, 1 << 20)
 _COPIES = 3
+_SMALL_COUNTS = 8  # of THREADS, for large inputs
 
 
 def large_is_right(subject: Subject, trial: Trial) -> Outcome:
@@ -72,7 +74,12 @@ def large_is_right(subject: Subject, trial: Trial) -> Outcome:
         values.append(subject.upstream(trial))
     bar = subject.bar_for(values, labels, in_rows, _JOINED, places).with_few_copies(_COPIES)
     asked = (results, *values) if places is None else (with_gradients, places, values)
-    found = joined(subject.candidate.ask(*asked), _JOINED)
+    if len(trial.draw.values) > 1:  # long enough to be split among any number of threads
+        count = THREADS[trial.draw.below(_SMALL_COUNTS)]
+        (given,) = subject.candidate.ask(under_threads, [count], *asked)
+    else:
+        given = subject.candidate.ask(*asked)
+    found = joined(given, _JOINED)
     return judged(bar, found, after=f" (in rows of {_JOINED})")
 
 
@@ -98,7 +105,7 @@ CHECKS = (
         shrink_tries=12,
     ),
     # Above 2^12, 2^16, 2^17 and 2^20 elements: many rows, wide rows.
-    Check("large", large_is_right, quick=4, full=24, turns=True, large=True, shrink_tries=4),
+    Check("large", large_is_right, quick=5, full=30, turns=True, large=True, shrink_tries=4),
     # The same with strides and with special values.
     Check(
         "large mixture",

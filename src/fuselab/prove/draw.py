@@ -31,6 +31,8 @@ _SIZES: tuple[int, ...] = (
 # end at 65535, and sums that are split. Each is exceeded by the sizes drawn for it.
 LARGE = (1 << 12, 1 << 16, 1 << 17, 1 << 20)
 _SMALL = (1, 2, 3, 5, 7)
+_BOTH = 3  # the place that stands for the first two sizes, which are then both large
+_UNITS = (64, 256, 1024, 4096)  # of which large sizes are multiples, if not by chance
 # Sizes for which kernels have a path of their own: all small ones, those around powers of two and
 # around multiples of 1000.
 SWEPT = tuple(
@@ -56,6 +58,8 @@ LAYOUTS = (
     "expanded middle",
     "one element",
 )
+# Elements before the first one: a kernel's vectors may need addresses of 4 to 64 bytes.
+_OFFSETS = (0, 1, 2, 3, 4, 8, 16)
 # Strides beyond 16 bits, of few elements: not among LAYOUTS, because each takes megabytes.
 FAR_LAYOUTS = ("contiguous", "far rows", "far elements")
 FAR_STRIDE = (1 << 16) + 5
@@ -78,6 +82,9 @@ KEPT_NAMES = 2
 
 # log2 of the largest magnitude of "wide" values: fp16 ends at 2^16, and products must not overflow.
 _WIDE_EXPONENT = {torch.float16: 5, torch.bfloat16: 20, torch.float32: 20, torch.float64: 40}
+
+# log2 of the factor by which a loss may be scaled, up or down.
+_SCALE_EXPONENT = {torch.float16: 6, torch.bfloat16: 12, torch.float32: 12, torch.float64: 12}
 
 # The largest number of "one max". Where the square of a float64 overflows on the way to a result
 # that is finite, no wider dtype shows what is right; this one's square does not.
@@ -108,9 +115,9 @@ class RecordedDraw:
     activation's name), because each compiles its own kernels and a quick run has time for few.
     Where ``large`` inputs have values in turn, their sizes and layouts are left to chance.
     ``large`` makes one drawn size exceed a number of ``LARGE`` (of the last one, the product of
-    the sizes does), and the others small; of the first ``large`` numbers one is taken, and no size
-    exceeds ``largest_size``. With ``small``, all sizes are below 10. With ``swept``, one size is of
-    ``SWEPT``, and the others are small.
+    the sizes does), or the product of the first two, and the others small; of the first ``large``
+    numbers one is taken, and no size exceeds ``largest_size``. With ``small``, all sizes are below
+    10. With ``swept``, one size is of ``SWEPT``, and the others are small.
     """
 
     device: torch.device
@@ -140,10 +147,9 @@ class RecordedDraw:
 
     def __post_init__(self) -> None:
         if self.large:
-            number, place = self.below(self.large), self.below(3)
+            number, place = self.below(self.large), self.below(_BOTH + 1)
             if self.turn is not None and self.replay is None and len(self.values) == 1:
-                number = self.turn % self.large
-                place = (self.turn + self.turn // self.large) % 3
+                number, place = self._large_turn(self.turn)
                 self.choices[-2:] = [number, place]
             self.target, self._large_place = LARGE[number], place
         if self.swept:
@@ -152,6 +158,14 @@ class RecordedDraw:
                 number, place = self.turn % len(SWEPT), self.turn // len(SWEPT) % 3
                 self.choices[-2:] = [number, place]
             self._swept_size, self._large_place = SWEPT[number], place
+
+    def _large_turn(self, turn: int) -> tuple[int, int]:
+        """Return the number of ``LARGE`` and the place of the large size whose turn it is: every
+        fifth time both of the first two sizes, above 2^16 elements at first."""
+        if turn % 5 == 4:
+            return min(1 + turn // 5 % 3, self.large - 1), _BOTH
+        turn -= turn // 5
+        return turn % self.large, (turn + turn // self.large) % 3
 
     @property
     def reaches_its_size(self) -> bool:
@@ -238,15 +252,29 @@ class RecordedDraw:
         target."""
         small = _SMALL if self._large_place == 0 else _SMALL[:3]
         size = small[self.below(len(small))]
-        if self._sizes == self._large_place:
+        others = max(self._product, 1)
+        if self._large_place == _BOTH and self._sizes < 2:
+            size = self._beyond(
+                math.isqrt(self.target) if not self._sizes else self.target // others
+            )
+        elif self._sizes == self._large_place:
             # As many rows as elements, except of a million, which are elements.
-            others = 1 if self.target < LARGE[-1] else self._product
-            size = self.target // max(others, 1) + 1 + self.below(64)
+            size = self._beyond(self.target // (1 if self.target < LARGE[-1] else others))
         if self.largest_size < 1 << 30:  # few elements too, for each may be a program's
             size = max(1, min(size, self.largest_size, 2 * self.target // max(self._product, 1)))
         self._sizes += 1
         self._product *= max(size, 1)
         return size
+
+    def _beyond(self, number: int) -> int:
+        """Draw a number above another one: the next ones, or multiples of a power of two, for which
+        kernels have a path of their own."""
+        step = self.below(128)
+        if step < 64:
+            return number + 1 + step
+        unit = _UNITS[step % len(_UNITS)]
+        unit = unit if unit <= number else _UNITS[0]
+        return (number // unit + 1) * unit
 
     def _next_to_a_swept_size(self) -> int:
         """Draw a small dimension, or at its place return the one that is swept."""
@@ -279,7 +307,8 @@ class RecordedDraw:
         return self._tensor(shape, dtype or self.dtype, any_value=True)
 
     def gradient(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Draw an upstream gradient of any layout, with finite values.
+        """Draw an upstream gradient of any layout, with finite values, among them those of a scaled
+        loss and of a mean over many.
 
         An infinite one may turn into NaN depending on how a derivative's terms are bracketed, and
         every bracketing is right.
@@ -299,6 +328,10 @@ class RecordedDraw:
             kind = "normal"
         self._max_taken |= kind == "one max"
         values = make_values(kind, shape, dtype, seed)
+        if not any_value and kind == "normal":
+            power = (0, 0, 1, -1)[self.below(4)] * _SCALE_EXPONENT[dtype]
+            values *= 2.0**power
+            kind = f"{kind} * 2^{power}" if power else kind
         tensor = lay_out(values, layout, self.device)
         self.notes.append(f"{describe(tensor)} {kind}")
         return tensor
@@ -392,6 +425,7 @@ def make_values(kind: str, shape: Sequence[int], dtype: torch.dtype, seed: int) 
     places = torch.randperm(flat.numel(), generator=generator)
     if kind == "one max":
         largest = _LARGEST_FLOAT64 if dtype == torch.float64 else limits.max
+        largest **= (1.0, 1.0, 0.49, 0.25)[seed // 2 % 4]  # squares that overflow, and that do not
         flat[places[0]] = largest if seed % 2 else -largest
     elif kind == "infinities":
         # One sign in the tensor's first half and the other in its second, so rows have one or both.
@@ -432,7 +466,7 @@ def _strides(shape: Sequence[int], layout: str) -> tuple[list[int], int, int]:
     dims = len(shape)
     order = list(range(dims))  # from the outermost dimension to the innermost
     # A kernel may follow the strides, and forget where the elements begin or how they are aligned.
-    step, offset = 1, 0 if layout == "contiguous" else sum(shape) % 4
+    step, offset = 1, 0 if layout == "contiguous" else _OFFSETS[sum(shape) % len(_OFFSETS)]
     padding = [0] * dims  # elements left out behind all of a dimension
     if layout == "odd offset":
         offset = 4099

@@ -13,9 +13,9 @@ import builtins
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
-from operator import is_, itemgetter
-from types import ModuleType
+from collections.abc import Iterator
+from operator import attrgetter, is_, itemgetter
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -25,10 +25,16 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 _MODULES = (
     *("torch", "torch._C._nn", "torch._C._linalg", "torch._C._special", "torch._C._fft"),
     *("torch.nn.functional", "torch.linalg", "torch.special", "torch.fft", "torch.autograd"),
+    *("torch.nn", "torch.functional", "torch._VF"),
     *("torch.func", "torch.library", "torch.random", "torch.testing", "torch.utils._pytree"),
 )
-# PyTorch replaces it itself when its compiler is first imported, which any call may do.
-_OF_DYNAMO = (torch, "manual_seed")
+_code = attrgetter("__code__")
+# PyTorch replaces them itself when its compiler is first imported, which any call may do.
+_OF_DYNAMO = {
+    (torch, "manual_seed"),
+    (torch.nn.Module, "__init__"),
+    (torch.nn.Module, "__setstate__"),
+}
 
 
 class Guard:
@@ -42,6 +48,21 @@ class Guard:
         self._all_of = [
             (itemgetter(*functions), tuple(functions.values())) for _, functions in self._before
         ]
+        self._layers: list[tuple[Any, FunctionType]] = []
+        written = {
+            value: f"{_name(holder)}.{name}"
+            for holder, functions in found
+            for name, value in functions.items()
+            if isinstance(value, FunctionType)
+        }
+        for layer in vars(torch.nn).values():
+            forward = vars(layer).get("forward") if isinstance(layer, type) else None
+            if isinstance(forward, FunctionType):
+                written.setdefault(forward, f"{_name(layer)}.forward")
+                self._layers.append((layer, forward))
+        self._written, self._names = tuple(written), tuple(written.values())
+        self._bodies = tuple(map(_body, self._written))
+        self._traces = _traces()
         self._kernels, self._modes = _kernels_of_torch(), _modes()
         self._registered = len(torch.library._impls)
 
@@ -51,6 +72,13 @@ class Guard:
         A kernel of PyTorch's own operators and a mode cannot be put back; they are named once.
         """
         replaced = [] if self._is_untouched() else self._restored()
+        replaced += self._replaced_layers()
+        if not all(map(is_, map(_code, self._written), map(itemgetter(0), self._bodies))):
+            replaced += self._rewritten()
+        if _traces() != self._traces:
+            replaced.append("the functions that sys calls for every line")
+            sys.settrace(self._traces[0])
+            sys.setprofile(self._traces[1])
         kernels, modes = self._kernels, _modes()
         if len(torch.library._impls) != self._registered:
             kernels, self._registered = _kernels_of_torch(), len(torch.library._impls)
@@ -69,6 +97,24 @@ class Guard:
         except KeyError:  # one of them was deleted
             return False
 
+    def _replaced_layers(self) -> list[str]:
+        """Give layers whose ``forward`` was replaced their own, and return the names."""
+        replaced = []
+        for layer, forward in self._layers:
+            if layer.forward is not forward:
+                replaced.append(f"{_name(layer)}.forward")
+                layer.forward = forward
+        return replaced
+
+    def _rewritten(self) -> list[str]:
+        """Give functions whose body was exchanged their own, and return the names."""
+        changed = []
+        for function, name, body in zip(self._written, self._names, self._bodies, strict=True):
+            if function.__code__ is not body[0]:
+                changed.append(f"the body of {name}")
+                function.__code__, function.__defaults__ = body
+        return changed
+
     def _restored(self) -> list[str]:
         replaced = []
         for holder, functions in self._before:
@@ -86,7 +132,7 @@ def _functions_of_torch() -> tuple[tuple[Any, str], ...]:
         (holder, name)
         for holder in _holders_of_torch()
         for name in _functions(holder)
-        if (holder, name) != _OF_DYNAMO
+        if (holder, name) not in _OF_DYNAMO
     )
 
 
@@ -108,6 +154,7 @@ def restore_functions(before: dict[str, Any]) -> None:
 def _holders_of_torch() -> Iterator[Any]:
     yield from (sys.modules[name] for name in _MODULES if name in sys.modules)
     yield torch.Tensor
+    yield torch.nn.Module
 
 
 def _holders() -> Iterator[Any]:
@@ -117,12 +164,21 @@ def _holders() -> Iterator[Any]:
     )
 
 
-def _functions(holder: Any) -> dict[str, Callable[..., Any]]:
+def _functions(holder: Any) -> dict[str, Any]:
+    """Return the functions, classes and modules that a module or class holds under a name."""
     return {
         name: value
         for name, value in vars(holder).items()
-        if callable(value) and not isinstance(value, ModuleType) and name != "__class__"
+        if name != "__class__" and (callable(value) or isinstance(value, ModuleType))
     }
+
+
+def _body(function: FunctionType) -> tuple[CodeType, Any]:
+    return function.__code__, function.__defaults__
+
+
+def _traces() -> tuple[Any, Any]:
+    return sys.gettrace(), sys.getprofile()
 
 
 def _modes() -> list[Any]:
@@ -143,4 +199,7 @@ def _kernels_of_torch() -> set[str]:
 
 
 def _name(holder: Any) -> str:
-    return "torch.Tensor" if holder is torch.Tensor else str(holder.__name__)
+    if holder is torch.Tensor:
+        return "torch.Tensor"
+    inside = f"{holder.__module__}." if isinstance(holder, type) else ""
+    return f"{inside}{holder.__name__}"

@@ -32,6 +32,8 @@ _CHECKS = {
             "many calls",
             "two threads",
             "two large threads",
+            "thread counts",
+            "kinds of tensor",
             "import",
         ),
     ),

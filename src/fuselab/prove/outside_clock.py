@@ -54,8 +54,17 @@ class Clock:
     def renew(self, args: Sequence[Any], usual_s: float) -> None:
         """Give the process other arguments, and keep by how much it takes them later than the
         process beside, which took ``usual_s``: it could compute meanwhile."""
+        self._take(usual_s, asked_timing.renew, list(args))
+
+    def mix(self, starts: Sequence[int]) -> None:
+        """Let both processes mix new sets of arguments, and keep by how much the one takes longer
+        than the one beside."""
+        usual_s, _ = timed(lambda: self.beside.ask(asked_timing.mix, list(starts)))
+        self._take(usual_s, asked_timing.mix, list(starts))
+
+    def _take(self, usual_s: float, procedure: Callable[..., Any], *args: Any) -> None:
         self.process.resume()
-        taken_s, _ = timed(lambda: self.process.ask(asked_timing.renew, list(args)))
+        taken_s, _ = timed(lambda: self.process.ask(procedure, *args))
         self._pause()
         self.renewal_s.append(taken_s - (usual_s * _DEARER + _DEARER_S))
 

@@ -199,7 +199,7 @@ def third_backward_is_wrong_by_chance(device: str) -> FusedOp:
     )
 
 
-@caught_by("modes", cpu_only="its threads are the CPU's")
+@caught_by("thread counts", cpu_only="its threads are the CPU's")
 def wrong_with_three_threads(device: str) -> FusedOp:
     """Gives each thread the same number of elements, and forgets what is left."""
 
@@ -279,7 +279,7 @@ def backward_follows_the_default_dtype(device: str) -> FusedOp:
     return make_op("backward_follows_the_default_dtype", device, backward=backward)
 
 
-@caught_by("modes", cpu_only="its threads are the CPU's")
+@caught_by("thread counts", cpu_only="its threads are the CPU's")
 def backward_wrong_with_three_threads(device: str) -> FusedOp:
     """Gives each thread the same number of elements of the gradient, and forgets what is left."""
 
