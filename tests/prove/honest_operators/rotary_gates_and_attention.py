@@ -262,22 +262,19 @@ def mean_square_forward(input: Tensor, target: Tensor) -> Tensor:
 
 
 def decaying_sum(decay: Tensor, input: Tensor) -> Tensor:
-    share, states = torch.sigmoid(decay), []
-    state = torch.zeros_like(input[..., 0])
-    for step in range(input.shape[-1]):
-        state = share[..., step] * state + input[..., step]
-        states.append(state)
+    share, states = torch.sigmoid(decay), [input[..., 0]]
+    for step in range(1, input.shape[-1]):
+        states.append(share[..., step] * states[-1] + input[..., step])
     return torch.stack(states, -1)
 
 
 def decaying_sum_forward(decay: Tensor, input: Tensor) -> Tensor:
     """Join neighbours in a tree, as a parallel scan does."""
-    share, sums = torch.sigmoid(wide(decay)), wide(input)
-    step = 1
+    share, sums, step = torch.sigmoid(wide(decay)), wide(input), 1
     while step < sums.shape[-1]:
-        before = F.pad(sums, (step, 0))[..., : sums.shape[-1]]
-        sums = sums + share * before
-        share = share * F.pad(share, (step, 0), value=0.0)[..., : share.shape[-1]]
+        joined = sums[..., step:] + share[..., step:] * sums[..., :-step]
+        sums = torch.cat([sums[..., :step], joined], -1)
+        share = torch.cat([share[..., :step], share[..., step:] * share[..., :-step]], -1)
         step *= 2
     return sums.to(input.dtype)
 
