@@ -15,10 +15,11 @@ from gallery import honest
 
 from fuselab.cli.main import run
 from fuselab.errors import TargetError
-from fuselab.prove import accuracy, check_group
+from fuselab.prove import accuracy, check_group, processes
 from fuselab.prove.check import check
 from fuselab.prove.check_group import run_group
 from fuselab.prove.held import results
+from fuselab.prove.processes import Process
 from fuselab.prove.result import Group, Verdict
 from fuselab.prove.rows import Ends
 from fuselab.prove.subject import Subject
@@ -112,6 +113,19 @@ def test_an_import_that_ends_its_process_is_a_wrong_call(
     assert str(refused.value).startswith(str(path)) and ON_IMPORT[name] in str(refused.value)
     assert run(["check", str(path), "--quick", "--device", "cpu"]) == 2
     assert ON_IMPORT[name] in capsys.readouterr().err
+
+
+def test_an_import_has_its_limit_of_the_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "LEAST_IMPORT_LIMIT_S", 0.1)
+    path = tmp_path / "never_imported.py"
+    path.write_text("while True:\n    pass\n")
+    with (
+        Process(str(path), "candidate", CPU, limit_s=0.05) as process,
+        pytest.raises(TargetError, match=r"its import took longer than 0\.25 s"),
+    ):
+        process.start()
 
 
 @pytest.mark.usefixtures("few_checks")

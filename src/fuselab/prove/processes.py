@@ -33,7 +33,7 @@ from fuselab.prove.held import CandidateError, RemoteError
 from fuselab.runtime import interpreter
 
 _START_S = 120.0  # importing torch takes 2 s, more on a busy machine
-IMPORT_LIMIT_S = 600.0  # an import may build kernels
+LEAST_IMPORT_LIMIT_S = 60.0  # an import loads libraries, and may build kernels
 CALL_LIMIT_S = 120.0
 FIRST_CALL_FACTOR = 5.0  # the first call of a procedure builds kernels and graphs
 _MOST_HANGS = 2
@@ -154,7 +154,8 @@ class Process:
     ``spec`` names what it loads; a ``judge`` loads nothing. While the threads of a ``patient``
     process wait for work they sleep; otherwise they spin for a while, which makes the next call
     faster, and takes the cores from the processes beside it. A call may take ``limit_s`` seconds,
-    the first of a procedure ``FIRST_CALL_FACTOR`` times as long.
+    the first of a procedure ``FIRST_CALL_FACTOR`` times as long, and an import that long or a
+    minute.
     """
 
     spec: str
@@ -210,18 +211,17 @@ class Process:
             "model": self.model,
             "sandbox": self.sandbox,
         }
+        limit_s = max(LEAST_IMPORT_LIMIT_S, self.limit_s * FIRST_CALL_FACTOR)
         try:
-            wire.send(ours, settings, IMPORT_LIMIT_S)
-            reply = wire.receive(ours, IMPORT_LIMIT_S)
+            wire.send(ours, settings, limit_s)
+            reply = wire.receive(ours, limit_s)
             error = reply.get("error")
             self.is_whole = bool(reply.get("value"))
             self.replaced = _names(reply.get("replaced"))
             self.holds = _names(reply.get("holds"))
         except TimeoutError:
             self.close()
-            raise TargetError(
-                f"{self.spec}: its import took longer than {IMPORT_LIMIT_S:g} s."
-            ) from None
+            raise TargetError(f"{self.spec}: its import took longer than {limit_s:g} s.") from None
         except (OSError, EOFError, wire.WireError, AttributeError):
             raise TargetError(f"{self.spec}: its import {_ending(self._ended())}.") from None
         if error is not None:
