@@ -47,6 +47,7 @@ class ModelNew(nn.Module):
 """
 ANSWERS = {
     "right": "return torch.softmax(y, 1)",
+    "nothing": "return None",
     "cast": "return torch.softmax(y.bfloat16().float(), 1)",
     "zeros": "return torch.zeros_like(y)",
     "two": "return torch.softmax(y, 1), y",
@@ -72,6 +73,7 @@ WRONG, FAILED = Judgement.WRONG, Judgement.FAILED
 SAID = {
     "cast": (WRONG, "set 1 of the inputs: output row"),
     "zeros": (WRONG, "set 1 of the inputs: output row"),
+    "nothing": (WRONG, "is of type NoneType, not a tensor"),
     "two": (WRONG, "returns 2 outputs, the problem 1"),
     "writes_input": (WRONG, "writes to input 0"),
     "buffer": (WRONG, "later calls write over the outputs of an earlier one"),

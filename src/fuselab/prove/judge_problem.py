@@ -390,8 +390,11 @@ def _are_own(process: Process, before: Sequence[Any]) -> bool:
 
 def _judged(bar: Bar, results: Sequence[Any], where: str) -> tuple[float, float, float]:
     """Return the largest share of the bar with both errors in ulp. Raises _WrongError."""
-    if len(results) != len(bar.eager) or not all(isinstance(one, Tensor) for one in results):
+    if len(results) != len(bar.eager):
         raise _WrongError(f"{where}: returns {len(results)} outputs, the problem {len(bar.eager)}")
+    for name, one in zip(bar.names, results, strict=True):
+        if not isinstance(one, Tensor):
+            raise _WrongError(f"{where}: {name} is of type {type(one).__name__}, not a tensor")
     for name, one, eager in zip(bar.names, results, bar.eager, strict=True):
         if overlaps_itself(one) and not (eager is None or overlaps_itself(eager)):
             raise _WrongError(
