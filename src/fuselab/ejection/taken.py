@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from fuselab.ejection.returned import constant_text
 from fuselab.errors import EjectError
+from fuselab.structures import is_data
 
 # Names that the text of a package uses for something else where arguments are parameters.
 _USED = frozenset(
@@ -73,11 +74,6 @@ def leaves_in(value: Any, place: str) -> Iterator[tuple[str, Any]]:
                 yield from leaves_in(getattr(leaf, one.name), f"{inner}.{one.name}")
         else:
             yield inner, leaf
-
-
-def is_data(value: Any) -> bool:
-    """Return whether a value is an object of a dataclass."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def with_own_parameters(function: Callable[..., Any]) -> Callable[..., Any]:

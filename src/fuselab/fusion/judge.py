@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from fuselab import structures
 from fuselab.errors import TargetError
 from fuselab.fusion.emit import Region
 from fuselab.fusion.equal_dropout import EqualDropout
@@ -99,7 +100,7 @@ def near_outputs(
             torch.manual_seed(0)
             with EqualDropout():
                 output = model(*given[0], **given[1])
-        outputs.append([leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)])
+        outputs.append(structures.tensors(output))
     pairs = enumerate(zip(*outputs, strict=True))
     return next((text for place, pair in pairs if (text := _far(place, *pair))), None)
 
@@ -152,7 +153,7 @@ def _prove(
             with EqualDropout():
                 state_of = dict(zip(state, carried, strict=True))
                 output = functional_call(module, state_of, args, kwargs)
-        results = [value for value in pytree.tree_leaves(output) if isinstance(value, Tensor)]
+        results = structures.tensors(output)
         floating = [one for one in results if one.is_floating_point() or one.is_complex()]
         if not upstream:
             generator = torch.Generator().manual_seed(1)

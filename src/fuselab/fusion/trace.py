@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from fuselab import structures
 from fuselab.ejection.calls import without_kept_inputs
 from fuselab.errors import TargetError
 from fuselab.fusion.answering import answering
@@ -275,8 +276,12 @@ def _check_reproduces(module: nn.Module, graph: fx.Graph, call: Call) -> None:
         with torch.random.fork_rng(devices=_cuda_devices(tensors)):
             torch.manual_seed(0)
             output = forward(*copied[0], **copied[1]) if whole_call else forward(*tensors)
-        results, structure = pytree.tree_flatten(output)
-        return [*results, *tensors, *(one.clone() for one in module.buffers())], structure
+        structure = pytree.tree_structure(output)
+        return [
+            *structures.leaves(output),
+            *tensors,
+            *(one.clone() for one in module.buffers()),
+        ], structure
 
     buffers = list(module.buffers())
     before = [buffer.clone() for buffer in buffers]

@@ -12,7 +12,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, record_function
 
+from fuselab import structures
 from fuselab.errors import ArgumentError, MissingDependencyError, TargetError
 from fuselab.inspect import targets
 from fuselab.inspect.findings import Finding, find
@@ -37,7 +38,7 @@ from fuselab.inspect.kineto import (
 from fuselab.inspect.line_tracer import Markers, line_tracer
 from fuselab.inspect.profile_tables import Tables, tabulate
 from fuselab.inspect.step_split import Split, split_step
-from fuselab.inspect.user_code import describe_error, plain
+from fuselab.inspect.user_code import plain, raising_target_error
 from fuselab.measure.statistics import significant
 from fuselab.notebook import ShownInNotebooks
 
@@ -362,12 +363,8 @@ def profile_target(
     wait, warmup, active, repeat = check_schedule(schedule)
     with profile(schedule, name=target.name, within=within) as recorder:
         for _ in range((wait + warmup + active) * repeat):
-            try:
+            with raising_target_error(f"{target.name} raised when it ran:"):
                 step()
-            except Exception as error:
-                raise TargetError(
-                    f"{target.name} raised when it ran: {describe_error(error)}."
-                ) from error
             recorder.step()
     return recorder.result
 
@@ -418,7 +415,7 @@ def _differentiable(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _sum_of(output: Any, name: str) -> Tensor:
     total: Tensor | None = None
-    for tensor in _tensors(output):
+    for tensor in structures.tensors(output):
         if tensor.requires_grad:
             total = tensor.sum() if total is None else total + tensor.sum()
     if total is None:
@@ -427,17 +424,6 @@ def _sum_of(output: Any, name: str) -> Tensor:
             "leave --backward out."
         )
     return total
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _activities() -> list[ProfilerActivity]:

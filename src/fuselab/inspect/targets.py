@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import fuselab.models
+from fuselab import structures
 from fuselab.device.select import select
 from fuselab.errors import MissingTargetError, TargetError
 from fuselab.inspect.user_code import (
@@ -125,26 +126,20 @@ def with_batch(target: Target, batch: int) -> tuple[tuple[Any, ...], dict[str, A
     """
     rows = batch_size(target)
 
-    def resize(leaf: Tensor | nn.Module) -> Any:
-        if isinstance(leaf, nn.Module) or leaf.dim() == 0 or leaf.shape[0] != rows or rows == 0:
+    def resize(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != rows or rows == 0:
             return leaf
         repeats = (-(-batch // rows), *[1] * (leaf.dim() - 1))
         return leaf.detach().repeat(repeats)[:batch].requires_grad_(leaf.requires_grad)
 
-    return _map(target.args, resize), _map(dict(target.kwargs), resize)
+    args, kwargs = target.args, dict(target.kwargs)
+    return structures.mapped(args, resize), structures.mapped(kwargs, resize)
 
 
 def batch_size(target: Target) -> int:
     """Return the number of rows of the first tensor argument; 0 if there is none."""
-    found: list[int] = []
-
-    def note(leaf: Tensor | nn.Module) -> Any:
-        if isinstance(leaf, Tensor) and leaf.dim() > 0:
-            found.append(leaf.shape[0])
-        return leaf
-
-    _map([*target.args, *target.kwargs.values()], note)
-    return found[0] if found else 0
+    given = structures.tensors([*target.args, *target.kwargs.values()])
+    return next((leaf.shape[0] for leaf in given if leaf.dim() > 0), 0)
 
 
 def on_host(target: Target) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -403,32 +398,21 @@ def _call_offer(module: ModuleType, offer: str, **arguments: Any) -> Any:
 def _move(value: Any, device: torch.device) -> Any:
     """Move tensors and modules to ``device``; leaves stay leaves."""
 
-    def move(leaf: Tensor | nn.Module) -> Any:
+    def move(leaf: Any) -> Any:
         if isinstance(leaf, nn.Module):
             return leaf.to(device)
+        if not isinstance(leaf, Tensor):
+            return leaf
         moved = leaf.detach().to(device, non_blocking=True)
         return moved.requires_grad_(leaf.requires_grad)
 
-    return _map(value, move)
+    return structures.mapped(value, move)
 
 
 def _pin(value: Any) -> Any:
-    def pin(leaf: Tensor | nn.Module) -> Any:
-        if isinstance(leaf, nn.Module):
+    def pin(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
             return leaf
         return leaf.detach().pin_memory().requires_grad_(leaf.requires_grad)
 
-    return _map(value, pin)
-
-
-def _map(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply ``function`` to every tensor and module, in containers of the same type."""
-    if isinstance(value, Tensor | nn.Module):
-        return function(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map(item, function) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_map(item, function) for item in value)
-    if isinstance(value, Mapping):
-        return {key: _map(item, function) for key, item in value.items()}
-    return value
+    return structures.mapped(value, pin)

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from fuselab import structures
 from fuselab.inspect import targets
 from fuselab.inspect.profile import target_step
 from fuselab.inspect.targets import Target
@@ -136,7 +136,9 @@ def _levers(target: Target, backward: bool) -> Iterator[_Lever]:
     if on_gpu:
         yield _Lever("TF32", lambda: target, _tf32)
     yield _Lever("bfloat16 autocast", lambda: _autocast(target))
-    if target.is_module and any(leaf.dim() == 4 for leaf in _tensors((target.args, target.kwargs))):
+    if target.is_module and any(
+        leaf.dim() == 4 for leaf in structures.tensors((target.args, target.kwargs))
+    ):
         yield _Lever("channels-last", lambda: _channels_last(target))
     if backward and _takes_fused(target):
         yield _Lever("fused optimizer", lambda: replace(target, optimizer=_fused(target)))
@@ -211,7 +213,7 @@ def _channels_last(target: Target) -> Target:
         is_image = isinstance(leaf, Tensor) and leaf.dim() == 4
         return leaf.contiguous(memory_format=torch.channels_last) if is_image else leaf
 
-    args, kwargs = pytree.tree_map(turn, (target.args, dict(target.kwargs)))
+    args, kwargs = structures.mapped((target.args, dict(target.kwargs)), turn)
     return replace(target, callable=module, args=args, kwargs=kwargs)
 
 
@@ -239,10 +241,6 @@ def _twice(target: Target) -> Target:
 # --- what a lever does to the numbers ------------------------------------------------------------
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
 def _outputs(target: Target, original: Target, around: Callable[[], Any] | None) -> list[Tensor]:
     """Return the floating outputs of one forward, with the same random numbers for every lever."""
     if isinstance(original.callable, nn.Module):
@@ -257,7 +255,9 @@ def _outputs(target: Target, original: Target, around: Callable[[], Any] | None)
             else:
                 with around():
                     output = target.run()
-    return [leaf.detach().clone() for leaf in _tensors(output) if leaf.is_floating_point()]
+    return [
+        leaf.detach().clone() for leaf in structures.tensors(output) if leaf.is_floating_point()
+    ]
 
 
 def _difference(found: list[Tensor], expected: list[Tensor]) -> float | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from fuselab import structures
 from fuselab.measure.interleave import Candidate, Decided, Samples, interleave
 from fuselab.measure.verdict import FEWEST_ROUNDS
 
@@ -37,16 +37,12 @@ def step(
                 return function(*args, **kwargs)
 
         return forward
-    leaves = [*pytree.tree_leaves((args, dict(kwargs))), *parameters]
-    wanted = [value for value in leaves if isinstance(value, Tensor) and value.requires_grad]
+    given = [*structures.tensors((args, dict(kwargs))), *parameters]
+    wanted = [value for value in given if value.requires_grad]
 
     def forward_and_backward() -> Any:
         output = function(*args, **kwargs)
-        roots = [
-            value
-            for value in pytree.tree_leaves(output)
-            if isinstance(value, Tensor) and value.requires_grad
-        ]
+        roots = [value for value in structures.tensors(output) if value.requires_grad]
         if roots and wanted:
             ones = [torch.ones_like(root) for root in roots]
             torch.autograd.grad(roots, wanted, ones, allow_unused=True)

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from fuselab import structures
 from fuselab.device.ceiling import Ceilings, Figure, measured_again, measured_ceilings
 from fuselab.measure.statistics import significant
 from fuselab.study.facts import Limit
@@ -43,11 +44,11 @@ def limit_of(
         output = call()
     flops = counter.get_total_flops()
     state = touched.bytes * (2 if backward else 1)
-    moved = state + sum(_bytes(value) for value in pytree.tree_leaves((args, output)))
+    moved = state + sum(_bytes(value) for value in structures.tensors((args, output)))
     if not moved:
         return None
     ceilings = measured_ceilings(device)
-    unit = _unit([*parameters, *pytree.tree_leaves(args)], device)
+    unit = _unit([*parameters, *structures.tensors(args)], device)
     return _limit(moved, flops, unit if unit in ceilings.matmul_tflops else "fp32", ceilings)
 
 
