@@ -86,6 +86,7 @@ def test_naive_softmax_is_one_chain():
     separate = (matrix + rows) + (2 * matrix + rows) + 2 * matrix + (matrix + rows)
     separate += 2 * matrix + rows
     assert found.bytes_saved == separate - 2 * matrix
+    assert found.title.endswith("; 6.30 MB less to move")
     assert "puts one kernel in its place" in found.advice
 
 
@@ -193,6 +194,21 @@ def test_branches_that_meet_are_one_chain_unless_another_operator_stands_between
         return left * right
 
     assert watched_chains(through_a_product, x) == [("cos", "mul")]
+
+
+def test_a_chain_ends_where_the_host_reads_a_value_of_it():
+    # What runs afterwards may follow from the value; another tensor's value ends nothing.
+    def decides(x, other):
+        y = (x * 2).exp()
+        return y.cos().sin() if bool(y.sum() > 0) else y
+
+    def reads_another(x, other):
+        y = (x * 2).exp()
+        return y.cos() * float(other)
+
+    x, other = torch.ones(64, 64), torch.ones(())
+    assert watched_chains(decides, x, other) == [("mul", "exp", "sum", "gt"), ("cos", "sin")]
+    assert watched_chains(reads_another, x, other) == [("mul", "exp", "cos", "mul")]
 
 
 def test_a_product_stands_between_though_its_result_is_changed_in_place():

@@ -166,6 +166,10 @@ def test_a_launch_bound_step_is_one_for_a_graph_unless_the_host_waits_in_it():
     adds = [call("aten::add", [("p", 5.0, 512)], (8, 8), at=50.0 * n) for n in range(16)]
     found = found_on_gpu(*adds, overhead_us=900.0)["launch-bound"]
     assert "a CUDA graph can carry all of it" in found.advice
+    assert found.title.startswith(
+        "the device waits for the host for 90 % of the step: 16 operators"
+    )
+    assert found.title.endswith(" of 62.5 µs each on average")
     item = call("aten::_local_scalar_dense", [], (1, 1), at=820.0)
     item.children.append(Span("cudaStreamSynchronize", "runtime", 1, 821.0, 5.0, parent=item))
     found = found_on_gpu(*adds, item, overhead_us=900.0)

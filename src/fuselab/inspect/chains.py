@@ -2,7 +2,8 @@
 
 Two operators belong to one chain when the second reads what the first wrote, both are pointwise or
 reductions, both belong to the same pass, and no operator outside the chain stands between them in
-the data flow (otherwise the one kernel would have to run both before and after it).
+the data flow (otherwise the one kernel would have to run both before and after it). Where the host
+reads a value of the chain, the chain ends, because the host may decide by it what runs next.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from dataclasses import dataclass, field
 
 from fuselab.inspect.kineto import Detail
 from fuselab.inspect.user_code import SourceLine
-from fuselab.inspect.work_kinds import DISPATCH_BYTES, is_fusible, is_reduction, is_work
+from fuselab.inspect.work_kinds import (
+    DISPATCH_BYTES,
+    HOST_SYNC,
+    is_fusible,
+    is_reduction,
+    is_work,
+)
 
 Storage = tuple[int, int]
 State = tuple[Storage, int]
@@ -59,6 +66,8 @@ class Chain:
     written: set[State] = field(default_factory=set)
     # what other operators computed from what it wrote
     behind: set[State] = field(default_factory=set)
+    # The host has read something of it, and may decide by the value what runs next.
+    is_read_by_host: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,7 +101,7 @@ class Chain:
 
 def find_chains(ops: Sequence[Detail]) -> list[Chain]:
     """Return the chains of a step, in order of their first call."""
-    calls = primitive_calls(ops)
+    calls = _calls(ops)
     chains: list[Chain] = []
     states: dict[Storage, int] = {}
     for call in calls:
@@ -105,6 +114,7 @@ def find_chains(ops: Sequence[Detail]) -> list[Chain]:
         for other in chains:
             if call.uses & (other.written | other.behind):
                 other.behind |= call.makes
+                other.is_read_by_host |= call.op.name in HOST_SYNC
         if fusible:
             chains.append(joined)
     order = {id(call): position for position, call in enumerate(calls)}
@@ -134,6 +144,7 @@ def _join(call: Call, chains: Sequence[Chain]) -> tuple[list[Chain], Chain]:
     for chain in reversed(chains):  # the latest first
         if (
             chain.backward == call.op.backward
+            and not chain.is_read_by_host
             and call.uses & chain.written
             and _same_iteration(chain, call)
         ):
@@ -176,6 +187,11 @@ def _same_iteration(chain: Chain, call: Call) -> bool:
 def primitive_calls(ops: Sequence[Detail]) -> list[Call]:
     """Return the operators that touch elements, without wrappers around them or calls inside
     them."""
+    return [call for call in _calls(ops) if _does_work(call.op)]
+
+
+def _calls(ops: Sequence[Detail]) -> list[Call]:
+    """Return the primitive operators, and the host's reads of a value among them."""
     return [call for op in ops if op.parent is None for call in _primitives(op)]
 
 
@@ -189,7 +205,9 @@ def _primitives(op: Detail) -> list[Call]:
         # relu calls clamp_min, and relu6 calls clamp with a result that it allocated before: the
         # outer call has the name that the user wrote, and all that is read and written.
         return [_call(op)] if len(below) == 1 and is_fusible(op.name) else below
-    return [_call(op)] if _does_work(op) else []
+    if _does_work(op):
+        return [_call(op)]
+    return [_call(deeper) for deeper in op.walk() if deeper.name in HOST_SYNC][-1:]
 
 
 def _does_work(op: Detail) -> bool:

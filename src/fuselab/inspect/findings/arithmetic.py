@@ -15,6 +15,7 @@ from fuselab.inspect.findings.finding import Finding
 from fuselab.inspect.findings.search import Search, inclusive_us, made_bytes
 from fuselab.inspect.kineto import Detail, Span, Storage, TensorUse
 from fuselab.inspect.work_kinds import is_pointwise
+from fuselab.report.numbers import byte_count
 
 PRODUCTS_SHARE = 0.2  # the least share of the step in float32 products for a finding
 UNALIGNED_SHARE = 0.02  # the least share of the step in unaligned products of one line
@@ -245,7 +246,7 @@ def _attention(search: Search, several: Sequence[Sequence[Call]]) -> Finding:
     times = f", {len(several)} times" if len(several) > 1 else ""
     return search.finding(
         "attention spelt out",
-        f"product, softmax and product write the {scores / 1e6:.3g} MB of scores to memory and "
+        f"product, softmax and product write the {byte_count(scores)} of scores to memory and "
         f"read them back{times}",
         "F.scaled_dot_product_attention(query, key, value) computes the same in one kernel and "
         "never stores the scores; its scale=, attn_mask= and is_causal= take the place of the "

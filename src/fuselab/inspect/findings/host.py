@@ -19,6 +19,7 @@ from fuselab.inspect.kineto import Span
 from fuselab.inspect.profile_tables import device_us
 from fuselab.inspect.user_code import SourceLine
 from fuselab.inspect.work_kinds import CREATION, HOST_SYNC, is_pageable, is_transfer, is_work
+from fuselab.report.numbers import byte_count, duration
 
 STARVING_SHARE = 0.1  # the least share of the step spent in the loader for a finding
 OVERHEAD_SHARE = 0.25  # the least share of overhead for a step to be called launch-bound
@@ -182,7 +183,7 @@ def pageable_copies(search: Search) -> Iterator[Finding]:
         saved = sum(device_us(span) for span in unique) / 2 / search.steps
         yield search.finding(
             "pageable copy",
-            f"{copied / search.steps / 1e6:.2f} MB per step are copied from pageable memory",
+            f"{byte_count(copied / search.steps)} per step are copied from pageable memory",
             "pin the batch (DataLoader(pin_memory=True), tensor.pin_memory()) and copy with "
             "non_blocking=True.",
             line,
@@ -228,11 +229,14 @@ def launch_bound(search: Search) -> Iterator[Finding]:
         key=lambda pair: pair[1],
         default=(None, 0),
     )
-    waits = "the device waits for the host" if search.on_gpu else "goes to Python and dispatch"
+    part = f"{100 * share:.0f} % of the step"
+    waits = f"the device waits for the host for {part}"
+    if not search.on_gpu:
+        waits = f"{part} goes to Python and dispatch"
     yield search.finding(
         "launch-bound",
-        f"{share:.0%} of the step {waits}: {calls / search.steps:.0f} operators of "
-        f"{search.split.step_us / max(calls / search.steps, 1):.3g} us each on average",
+        f"{waits}: {calls / search.steps:.0f} operators of "
+        f"{duration(search.split.step_us / max(calls / search.steps, 1))} each on average",
         _advice_on_launches(search),
         line,
         search.split.overhead_us,
@@ -286,7 +290,7 @@ def few_blocks(search: Search) -> Iterator[Finding]:
         return
     yield search.finding(
         "batch too small",
-        f"{spent / busy:.0%} of the GPU's time runs kernels of fewer blocks than its "
+        f"{100 * spent / busy:.0f} % of the GPU's time runs kernels of fewer blocks than its "
         f"{processors} multiprocessors",
         "give it more work at a time: a larger batch takes the same time until every "
         "multiprocessor has a block; or run two streams of work side by side.",

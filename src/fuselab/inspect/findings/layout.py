@@ -10,6 +10,7 @@ from fuselab.inspect.findings.finding import Finding
 from fuselab.inspect.findings.search import Search, inclusive_us, outermost
 from fuselab.inspect.kineto import Detail, Span, Storage, TensorUse
 from fuselab.inspect.profile_tables import device_us
+from fuselab.report.numbers import byte_count
 
 STRIDED_SHARE = 0.05  # the least share of the step in strided copies of one line
 STRIDED_BYTES = 1 << 18  # smaller tensors cost their dispatch
@@ -38,7 +39,7 @@ def strided_copies(search: Search) -> Iterator[Finding]:
         causes = ", ".join(sorted({outermost(s).name.removeprefix("aten::") for s in spans}))
         yield search.finding(
             "strided copy",
-            f"{size / 1e6:.3g} MB are copied into another order of the dimensions ({causes})",
+            f"{byte_count(size)} are copied into another order of the dimensions ({causes})",
             "keep one order from the start: make the tensor in the order in which it is read, "
             "leave out .contiguous() where the next operator takes strides, and let einsum or "
             "matmul read a transposed view.",

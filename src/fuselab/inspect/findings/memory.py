@@ -20,6 +20,7 @@ from fuselab.inspect.findings.search import (
 from fuselab.inspect.kineto import Span
 from fuselab.inspect.profile_tables import device_us
 from fuselab.inspect.work_kinds import is_compute_op, is_pointwise
+from fuselab.report.numbers import byte_count
 
 LOOKUP_NUMEL = 65536  # the least number of results for a comparison to be a look-up
 LOOKUP_GROWTH = 8  # the least ratio of its result to its larger operand
@@ -90,8 +91,8 @@ def blown_up_operands(search: Search) -> Iterator[Finding]:
         size = max(made_bytes(span) for span in spans)
         yield search.finding(
             "blown-up operand",
-            f"{spans[0].name.removeprefix('aten::')} writes {size / 1e6:.1f} MB from "
-            f"{given_bytes(spans[0]) / 1e6:.2f} MB, "
+            f"{spans[0].name.removeprefix('aten::')} writes {byte_count(size)} from "
+            f"{byte_count(given_bytes(spans[0]))}, "
             "only for a matrix product to read them",
             "make the operand inside the product's kernel, or rewrite the product so that it "
             "is never needed.",
@@ -124,8 +125,8 @@ def dense_embedding_gradients(search: Search) -> Iterator[Finding]:
         )
         yield search.finding(
             "dense embedding gradient",
-            f"{made / 1e6:.2f} MB of gradient are written for whole tables, of which the "
-            f"batch touched {touched / 1e6:.2f} MB",
+            f"{byte_count(made)} of gradient are written for whole tables, of which the "
+            f"batch touched {byte_count(touched)}",
             "nn.Embedding(sparse=True) with an optimizer that takes sparse gradients, or a "
             "backward that updates the touched rows.",
             line,
@@ -154,7 +155,7 @@ def chains(search: Search) -> Iterator[Finding]:
         yield search.finding(
             "chain",
             f"{len(names)} {'backward ' if backward else ''}operators could be one kernel"
-            f"{times}: {short}{more}; {bytes_saved / 1e6:.2f} MB less to move",
+            f"{times}: {short}{more}; {byte_count(bytes_saved)} less to move",
             advice_on_a_chain(names, in_optimizer),
             lines[0] if lines else None,
             saved,
@@ -180,7 +181,7 @@ def compile_instead(search: Search) -> Iterator[Finding]:
     moved = sum(chain.bytes_saved for chain in chains)
     yield search.finding(
         "torch.compile",
-        f"{len(chains)} chains of operators could be one kernel each, with {moved / 1e6:.3g} MB "
+        f"{len(chains)} chains of operators could be one kernel each, with {byte_count(moved)} "
         "less to move in all",
         "torch.compile(model) fuses them in one go: fuselab explain shows what it makes of them, "
         "and --try times it. fuselab.fuse(model) takes them one by one.",
