@@ -411,6 +411,12 @@ def show_ceilings(ceilings: Ceilings) -> None:
     for unit, rate in ceilings.matmul_tflops.items():
         print(f"{'':9}{f'matmul, {unit}':24}{rate:>10g} TFLOP/s")
     print(f"{'':9}{'one small operator':24}{ceilings.launch_us:>10g} us on the host")
+    if ceilings.busy:
+        print_folded(
+            " " * 9,
+            "other processes held the cores meanwhile, so this device does better; measured again "
+            "when a core is free, or now with --measure",
+        )
 
 
 def verdict(missing: list[Check], device: torch.device) -> str:

@@ -1,9 +1,11 @@
-"""How fast and how busy the machine is at a moment: clock and load, which explain odd timings."""
+"""How fast and how busy the machine is: clock, load and waiting, which explain odd timings."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -31,6 +33,33 @@ def machine_state(device: torch.device) -> MachineState:
     except OSError:
         load = None
     return MachineState(clock, load, len(os.sched_getaffinity(0)))
+
+
+@contextlib.contextmanager
+def waiting_share() -> Iterator[Callable[[], float]]:
+    """Yield a function that returns how much of its time this process has waited for a core.
+
+    It is the share, since the block began, of the time in which a thread of this process could have
+    run and another process had the core. It is 0 where Linux does not keep such accounts.
+    """
+    ran_before, waited_before = _scheduled_ns()
+
+    def share() -> float:
+        ran, waited = _scheduled_ns()
+        wanted = ran - ran_before + waited - waited_before
+        return max(0.0, (waited - waited_before) / wanted) if wanted > 0 else 0.0
+
+    yield share
+
+
+def _scheduled_ns() -> tuple[int, int]:
+    """Return the nanoseconds that this process's threads have run, and have waited for a core."""
+    ran = waited = 0
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError):  # a thread that has ended meanwhile
+            ran_ns, waited_ns, _ = map(int, file.read_text(encoding="utf-8").split())
+            ran, waited = ran + ran_ns, waited + waited_ns
+    return ran, waited
 
 
 def _gpu_clock(device: torch.device) -> float | None:
