@@ -18,6 +18,7 @@ from fuselab.nn.peft_checkpoint import load_adapters
 from fuselab.train.lora import LoraResult, Settings, train
 from fuselab.train.lora_modes import MODES, adapted, base_model, plain_logits, step_of
 from fuselab.train.lora_task import CLASSES, Rows, digits
+from fuselab.train.losses import way_out
 
 CPU = torch.device("cpu")
 QUICK = Settings(modes=("eager", "fused"), hidden=64, steps=300, lr=1e-2, budget_s=0.01)
@@ -157,6 +158,8 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Which of them comes first depends on how the instruction set adds up.
     diverged = r"the loss of step \d is nan|after step 4 a logit is no finite number"
     assert re.fullmatch(rf"fuselab: ({diverged}); try a smaller --lr\.", said), said
+    assert way_out(1, "--lr").startswith("nothing was updated before it: look at the data")
+    assert way_out(2, "--lr") == "try a smaller --lr"
 
 
 @pytest.mark.gpu

@@ -119,10 +119,13 @@ def read_part(
 def count_rows(path: Path, rejects: Rejects, labelled: bool) -> int:
     """Return the number of rows of a file whose every row is well formed, by its line breaks.
 
-    Raises DataError if labels are wanted and the first line has none, since no other line will.
+    Raises DataError if the first line has another number of columns, since every other line of a
+    file in another format, or without labels, will have it too.
     """
-    if labelled and not has_labels(path):
-        raise DataError(f"{path}, line 1{_wrong_columns(_columns(labelled=False), labelled)}")
+    first, line_break, _ = next(_blocks(path, 0, _size(path)), b"").partition(b"\n")
+    found = first.count(b"\t") + 1
+    if line_break and found != _columns(labelled):
+        raise DataError(f"{path}, line 1{_wrong_columns(found, labelled)}")
     count = 0
     rest = b""
     for text in _blocks(path, 0, _size(path)):

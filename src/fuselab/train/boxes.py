@@ -199,7 +199,9 @@ class Trainer:
         for number, loss in enumerate(torch.stack(losses).tolist(), 1):
             if not isfinite(loss):
                 raise DivergenceError(
-                    f"{_spelt(self.variant)}: the loss of step {number} is {loss}", number
+                    f"{_spelt(self.variant)}: the loss of step {number} is {loss}; look at the "
+                    "loss and the data.",
+                    number,
                 )
         return [mean(each) for each in zip(*(clock.read() for clock in clocks), strict=True)]
 

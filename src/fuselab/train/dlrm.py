@@ -36,6 +36,7 @@ from fuselab.train.checkpoint import Checkpoint
 from fuselab.train.dlrm_modes import Step, step_of
 from fuselab.train.events import Events
 from fuselab.train.loop import Course, Loop
+from fuselab.train.losses import way_out
 from fuselab.train.metrics import Metrics, metrics
 from fuselab.train.schedule import Schedule
 from fuselab.train.seed import check_seed
@@ -112,8 +113,8 @@ class Run:
         self.batches_per_epoch = self.training.rows // plan.batch_size if plan.batch_size > 0 else 0
         if self.batches_per_epoch == 0:
             raise ArgumentError(
-                f"--batch-size is {plan.batch_size}, and {self.data.name} gives "
-                f"{self.training.rows} rows to train on; it must be from 1 to their number."
+                f"--batch-size is {plan.batch_size}, and there are {self.training.rows} rows to "
+                f"train on in {self.data.name}; it must be from 1 to their number."
             )
         for name in ("steps", "epochs", "rows"):
             given = getattr(plan, name)
@@ -233,7 +234,7 @@ class Run:
             kept = "no checkpoint was kept" if self.last is None else f"{self.last} is kept"
             raise DivergenceError(
                 f"{error} (epoch {epoch + 1}, batch {batch + 1} of {self.batches_per_epoch}); "
-                f"{kept}; try a smaller --lr, or --warmup.",
+                f"{kept}; {way_out(error.step, '--lr, or --warmup')}.",
                 error.step,
             ) from error
         held_out = None if course.interrupted else self.evaluate()

@@ -34,6 +34,7 @@ from fuselab.train.lora_modes import (
     trained,
 )
 from fuselab.train.lora_task import Rows, Task, digits
+from fuselab.train.losses import way_out
 from fuselab.train.optimizers import dense_optimizer
 from fuselab.train.schedule import Schedule
 from fuselab.train.seed import check_seed
@@ -233,7 +234,8 @@ def run_mode(
         with fallback.strict():
             course = loop.run(rows.batches(settings.batch_size, settings.seed))
     except DivergenceError as error:
-        raise DivergenceError(f"{error}; try a smaller --lr.", error.step) from error
+        sentence = f"{error}; {way_out(error.step, '--lr')}."
+        raise DivergenceError(sentence, error.step) from error
     if course.interrupted:
         raise KeyboardInterrupt
     return course.curve

@@ -11,6 +11,14 @@ from torch import Tensor
 from fuselab.errors import DivergenceError
 
 
+def way_out(step: int, rates: str) -> str:
+    """Return what to do about a loss of ``step`` that is no finite number; ``rates`` names the
+    options of the learning rate, which has no part in the first loss."""
+    if step == 1:
+        return "nothing was updated before it: look at the data, the loss and the model's outputs"
+    return f"try a smaller {rates}"
+
+
 class Losses:
     """Losses of up to ``capacity`` steps between two reads.
 
