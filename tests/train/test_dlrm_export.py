@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,8 @@ from fuselab.data.metadata import Metadata
 from fuselab.errors import ExportError
 from fuselab.models.dlrm import MAIN
 from fuselab.report.model_graph import columns
-from fuselab.train import dlrm_export
-from fuselab.train.dlrm import load_model
+from fuselab.train import checkpoint, dlrm_export
+from fuselab.train.dlrm import identity_of, load_model
 
 ROWS = 700
 
@@ -85,7 +86,9 @@ def test_predict_scores_rows_without_labels(
         words = ["predict", str(trained), str(tmp_path / name), "-o", str(out), "--device", "cpu"]
         assert run([*words, "--json", str(facts)]) == 0
         numpy.testing.assert_allclose(numpy.load(out), expected.numpy(), rtol=1e-5, atol=1e-6)
-        said, measured = capsys.readouterr().out, json.loads(facts.read_text())["metrics"]
+        said, told = capsys.readouterr().out, json.loads(facts.read_text())
+        measured = told["metrics"]
+        assert told["trained_on"] is False and "trained on" not in said
         assert "700 probabilities" in said
         if not known:
             assert measured is None and "no labels" in said
@@ -169,6 +172,21 @@ def test_a_vocabulary_travels_with_the_model(trained: Path, tmp_path: Path) -> N
     assert all(numpy.array_equal(*pair) for pair in zip(ids(model).values, values, strict=True))
     indices = model.rows(torch.tensor([[int(each[0]) for each in values], [-2] * 26]))
     assert indices.tolist() == [[0] * 26, [len(each) for each in values]]
+
+
+def test_predict_says_where_the_rows_are_those_of_the_training(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = trained / "rows.tsv"
+    _, found = load_model(trained)
+    identity = {**found.facts["identity"], "data": identity_of(str(rows))}
+    (tmp_path / "kept").mkdir()
+    seen = replace(found, facts={**found.facts, "identity": identity})
+    checkpoint.save(tmp_path / "kept", seen)
+    words = ["predict", str(tmp_path / "kept"), str(rows), "-o", str(tmp_path / "out.txt")]
+    assert run([*words, "--device", "cpu", "--json", str(tmp_path / "facts.json")]) == 0
+    assert "the model was trained on rows of this data" in capsys.readouterr().out
+    assert json.loads((tmp_path / "facts.json").read_text())["trained_on"] is True
 
 
 def test_latency_and_wrong_calls(

@@ -59,9 +59,13 @@ def predict(
             raise OutputError(f"-o {output} is one of the files of {file}; give another name.")
         rows, metrics = dlrm_predict.score(output, model, data)
         measured = None if metrics is None else asdict(metrics)
+        trained_on = dlrm_predict.was_trained_on(found, file)
         facts |= {"file": file, "output": output, "rows": rows, "metrics": measured}
+        facts["trained_on"] = trained_on
         print(f"{output}: {rows:,} probabilities")
         print("no labels" if measured is None else f"rows with a label  {metrics_text(measured)}")
+        if trained_on and measured is not None:
+            print("the model was trained on rows of this data: on new ones it does less well")
     if latency:
         facts["latency"] = dlrm_predict.latencies(model)
         print(latency_text(facts["latency"]))

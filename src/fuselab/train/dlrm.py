@@ -157,7 +157,7 @@ class Run:
             "optimizer": self.plan.optimizer,
             "batch size": self.plan.batch_size,
             "seed": self.plan.seed,
-            "data": _identity(self.plan.data),
+            "data": identity_of(self.plan.data),
             "rows to train on": self.training.rows,
             "order of rows": f"{lanes_of(self.plan.batch_size)} lanes",
         }
@@ -346,7 +346,7 @@ def source_files(path: str) -> set[Path]:
     }
 
 
-def _identity(path: str | None) -> str:
+def identity_of(path: str | None) -> str:
     """Return a text that identifies the rows at ``path``.
 
     For prepared rows it is a digest of the manifest, for raw ones their files' names and sizes. No

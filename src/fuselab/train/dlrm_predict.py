@@ -22,6 +22,7 @@ from fuselab.models.dlrm_fused import FusedDlrm
 from fuselab.report.files import replacing
 from fuselab.train.captured import Captured
 from fuselab.train.checkpoint import Checkpoint, whole
+from fuselab.train.dlrm import identity_of
 from fuselab.train.metrics import Metrics, metrics
 
 _ROWS = 16_384  # rows at once
@@ -46,6 +47,13 @@ def dataset(path: str, model: Dlrm, found: Checkpoint) -> Dataset:
             "trained on; prepare it as the training rows were, or give the raw rows."
         )
     return open_dataset(path)
+
+
+def was_trained_on(found: Checkpoint, path: str) -> bool:
+    """Return whether the model of ``found`` was trained on the rows at ``path``, known as
+    ``--resume`` knows them: prepared rows by their manifest, raw files by names and sizes."""
+    with whole("the checkpoint"):
+        return bool(found.facts["identity"]["data"] == identity_of(path))
 
 
 def ids(model: Dlrm) -> Modulus | Vocabulary:
