@@ -188,7 +188,8 @@ def test_the_function_that_launches_is_found_beside_others(tmp_path, capsys):
 def test_a_kernel_of_a_cuda_file_is_named_behind_a_colon_and_templates_are_told(tmp_path, capsys):
     file = tmp_path / "some.cu"
     file.write_text(
-        "template <typename T> __global__ void first(T* x) { x[0] = 1; }\n"
+        "template <typename T, int B, bool F, class U = T>\n"
+        "__global__ void first(T* x) { x[0] = B + F; }\n"
         "__global__ void second(float* x) { x[0] = 2; }\n"
         "__global__ void __launch_bounds__(64) third(float* x) { x[0] = 3; }\n"
     )
@@ -196,7 +197,8 @@ def test_a_kernel_of_a_cuda_file_is_named_behind_a_colon_and_templates_are_told(
     assert "blocks of 128 threads" in text and "third" not in text and "first" not in text
     said = " ".join(called(capsys, str(file)).split())
     assert "left out: first in" in said and "is a template; name an instantiation" in said
-    assert "first<float>" in called(capsys, f"{file}:first<float>")
+    assert "for example --kernel 'first<float, 256, true>'" in said
+    assert "first<float, 4, false>" in called(capsys, f"{file}:first<float, 4, false>")
     assert run(["asm", f"{file}:third", "--threads", "128"]) == 2
     assert "third is bound to 64 threads per block" in capsys.readouterr().err
     assert run(["asm", VECTOR_ADD, "--threads", "128"]) == 2

@@ -37,10 +37,14 @@ def text_of(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Declared:
-    """A ``__global__`` function of a file; ``threads`` is its launch bound, if that is a number."""
+    """A ``__global__`` function of a file.
+
+    ``instance`` is an example of a template's arguments, ``float, 256``; it is None for a function
+    that is no template. ``threads`` is the launch bound, if that is a number.
+    """
 
     name: str
-    is_template: bool
+    instance: str | None
     threads: int | None
 
 
@@ -53,10 +57,27 @@ def declared(text: str) -> list[Declared]:
         if name is None:
             continue
         bound = _BOUNDS.search(match["before"] + match["head"])
-        is_template = re.search(r"\btemplate\s*<", match["before"]) is not None
-        one = Declared(name[1], is_template, int(bound[1]) if bound else None)
+        template = re.search(r"\btemplate\s*<(.*)>", match["before"], re.DOTALL)
+        instance = _instance(template[1]) if template else None
+        one = Declared(name[1], instance, int(bound[1]) if bound else None)
         found.setdefault(one.name, one)
     return list(found.values())
+
+
+def _instance(parameters: str) -> str:
+    """Return example arguments for a template's parameters, as far as these have no defaults."""
+    while "<" in parameters:  # what stands within a parameter separates none
+        parameters, before = re.sub(r"<[^<>]*>", "", parameters), parameters
+        if parameters == before:
+            break
+    given = []
+    for one in parameters.split(","):
+        if "=" in one:
+            break
+        is_type = re.match(r"\s*(typename|class)\b", one) is not None
+        is_flag = re.match(r"\s*bool\b", one) is not None
+        given.append("float" if is_type else "true" if is_flag else "256")
+    return ", ".join(given)
 
 
 def of_file(
@@ -72,13 +93,13 @@ def of_file(
         name = expression.partition("<")[0].strip()
         if name not in found:
             raise TargetError(f"{path} has no kernel '{name}'; it has {', '.join(found)}.")
-        if found[name].is_template and "<" not in expression:
-            raise TargetError(f"{template_text(path, name)}.")
+        if found[name].instance is not None and "<" not in expression:
+            raise TargetError(f"{template_text(path, found[name])}.")
         chosen = {expression: found[name]}
     else:
-        chosen = {one.name: one for one in found.values() if not one.is_template}
+        chosen = {one.name: one for one in found.values() if one.instance is None}
         if not chosen:
-            raise TargetError(f"{template_text(path, next(iter(found)))}.")
+            raise TargetError(f"{template_text(path, next(iter(found.values())))}.")
     _refuse_block(threads)
     for each, one in chosen.items():
         if threads is not None and one.threads is not None and threads > one.threads:
@@ -97,16 +118,16 @@ def of_file(
     ]
 
 
-def templates_of(path: Path) -> list[str]:
-    """Return the names of a file's kernels that are templates."""
-    return [one.name for one in declared(text_of(path)) if one.is_template]
+def templates_of(path: Path) -> list[Declared]:
+    """Return a file's kernels that are templates."""
+    return [one for one in declared(text_of(path)) if one.instance is not None]
 
 
-def template_text(path: Path, name: str) -> str:
+def template_text(path: Path, template: Declared) -> str:
     """Return the clause that says how a template is named."""
     return (
-        f"{name} in {path} is a template; name an instantiation, for example "
-        f"--kernel '{name}<float>'"
+        f"{template.name} in {path} is a template; name an instantiation, for example "
+        f"--kernel '{template.name}<{template.instance}>'"
     )
 
 
