@@ -47,13 +47,14 @@ def build(
     from fuselab.errors import UnknownNameError
     from fuselab.packaging.build import FORMS, VERSIONS, read
     from fuselab.report.result import write_result
+    from fuselab.report.screen import print_folded
 
     if form not in FORMS:
         raise UnknownNameError("form", form, FORMS)
     facts = FORMS[form](read(package, name), output, version or VERSIONS.get(form, ""))
     print(f"{', '.join(facts['operators'])}: {', '.join(facts['written'])}")
-    print(f"  needs {', '.join(facts['needs'])}")
+    print_folded("  needs ", ", ".join(facts["needs"]))
     for note in facts["notes"]:
-        print(f"  {note}")
+        print_folded("  ", note)
     print(f"  use it by {facts['use']}")
     write_result(json, "build", {"form": form, **facts})
