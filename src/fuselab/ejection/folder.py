@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fuselab.errors import EjectError, OutputError
+from fuselab.report.files import reason
 
 MANIFEST = "manifest.json"
 
@@ -43,7 +44,7 @@ def write_folder(
     try:
         return _replaced(folder, texts) if folder.exists() else _created(folder, texts)
     except OSError as error:
-        raise OutputError(f"cannot write {folder}: {error.strerror or error}.") from error
+        raise OutputError(f"cannot write {folder}: {reason(error, folder)}") from error
     finally:
         importlib.invalidate_caches()  # so that this process can import it at once
 
@@ -82,14 +83,21 @@ def is_intact(folder: Path) -> bool:
 
 def copy_package(folder: Path, target: Path) -> None:
     """Copy a package. An earlier copy is replaced, but stays if a file in it was edited by hand.
-    Raises OutputError."""
+    Raises OutputError, and leaves what was there before."""
     if target.exists() and not is_intact(target):
         return
+    texts = {
+        str(file.relative_to(folder)): file.read_text(encoding="utf-8")
+        for file in folder.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
     try:
+        fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        _created(fresh, texts)
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(folder, target, ignore=shutil.ignore_patterns("__pycache__"))
+        fresh.rename(target)
     except OSError as error:
-        raise OutputError(f"cannot write {target}: {error.strerror or error}.") from error
+        raise OutputError(f"cannot write {target}: {reason(error, target)}") from error
 
 
 def _hash(text: str) -> str:
@@ -116,6 +124,9 @@ def _replaced(folder: Path, texts: Mapping[str, str]) -> list[str]:
         target = folder / (f"{name}.new" if name in kept else name)
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(target)
+        try:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
     return kept

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from fuselab.ejection.capture import Captured
 from fuselab.ejection.returned import CONSTANTS, constant_text, is_name, structure_text
-from fuselab.ejection.taken import annotation, is_data, leaves_in, taking_apart
+from fuselab.ejection.taken import annotation, leaves_in, taking_apart
+from fuselab.structures import is_data
 
 CHOICE = "implementation"  # the parameter of an operator that names its implementation
 OPTIONS = "fuselab.runtime.options"  # has the function that makes errors of refused options
