@@ -7,6 +7,7 @@ import re
 import shutil
 import sysconfig
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -82,6 +83,15 @@ def test_this_machine_has_what_is_essential(
         assert text in screen
     assert screen.endswith("All that is essential works on cpu.\n")
     assert asked == [False]
+
+
+def test_ceilings_of_a_busy_machine_are_said_to_be_too_low(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    doctor.show_ceilings(CEILINGS)
+    assert "other processes" not in capsys.readouterr().out
+    doctor.show_ceilings(replace(CEILINGS, busy=True))
+    assert "other processes held the cores meanwhile" in capsys.readouterr().out
 
 
 def test_measure_times_ceilings_and_operators(
