@@ -79,3 +79,17 @@ def test_the_proof_of_a_fused_model_compares_what_a_dataclass_holds() -> None:
     assert judge.prove_model(Returns(0.0), Returns(0.0), args, {}) is None
     assert "is off by" in str(judge.prove_model(Returns(0.0), Returns(1.0), args, {}))
     assert judge.near_outputs(Returns(0.0), Returns(1.0), args, {}) == "output 0 is another"
+
+
+def test_every_leaf_has_the_name_of_its_place() -> None:
+    value = {"ids": [1, (2, 3)], "of": Output(4, [Pair(5, None)])}
+    assert structures.named(value, "batch") == [
+        ("batch['ids'][0]", 1),
+        ("batch['ids'][1][0]", 2),
+        ("batch['ids'][1][1]", 3),
+        ("batch['of'].logits", 4),
+        ("batch['of'].hidden[0][0]", 5),
+        ("batch['of'].hidden[0][1]", None),
+        ("batch['of'].count", 3),
+    ]
+    assert structures.named(7, "x") == [("x", 7)]

@@ -30,6 +30,21 @@ def tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
 
 
+def named(value: Any, name: str) -> list[tuple[str, Any]]:
+    """Return every leaf of ``value`` with its place, which begins with ``name``: ``boxes[0]``,
+    ``batch['ids']``, ``batch.ids``."""
+    if isinstance(value, Mapping):
+        inner = [(item, f"{name}[{key!r}]") for key, item in value.items()]
+    elif is_data(value):
+        fields = dataclasses.fields(value)
+        inner = [(getattr(value, one.name), f"{name}.{one.name}") for one in fields]
+    elif isinstance(value, list | tuple):
+        inner = [(item, f"{name}[{place}]") for place, item in enumerate(value)]
+    else:
+        return [(name, value)]
+    return [leaf for item, place in inner for leaf in named(item, place)]
+
+
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return ``value`` with ``function`` applied to each leaf, in containers of the same kind."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import re
 import subprocess
 from collections.abc import Sequence
@@ -58,6 +59,9 @@ def _ask(arguments: Sequence[str], new: Path) -> None:
 
 @functools.cache
 def _cpu() -> str:
-    """Return what Linux says of the first processor's kind."""
-    first = _CPU.read_text(encoding="utf-8").partition("\n\n")[0]
+    """Return what Linux says of the first processor's kind; of another system, its own word."""
+    try:
+        first = _CPU.read_text(encoding="utf-8").partition("\n\n")[0]
+    except OSError:  # another system, or a container that hides it
+        return f"{platform.machine()} {platform.processor()}"
     return "\n".join(filter(_KIND.match, first.splitlines()))

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from fuselab import structures
 from fuselab.device import environment
 from fuselab.ejection.folder import copy_package
 from fuselab.fusion.fuse import fuse_with_report
@@ -195,9 +195,7 @@ def _named(target: Target) -> list[tuple[str, Any]]:
     except (TypeError, ValueError):  # the callable has no signature
         bound = {"args": target.args, **target.kwargs}
     return [
-        (f"{parameter}{pytree.keystr(place)}", leaf)
-        for parameter, value in bound.items()
-        for place, leaf in pytree.tree_flatten_with_path(value)[0]
+        leaf for parameter, value in bound.items() for leaf in structures.named(value, parameter)
     ]
 
 
