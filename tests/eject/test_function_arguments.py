@@ -237,7 +237,7 @@ def test_packages_with_options_are_checked(made: Made, tmp_path: Path) -> None:
     made(optioned, ONES, torch.ones(8), name="checked_one")
     made(product, ONES, torch.ones(8, 8), name="checked_product")
     for name in ("checked_one", "checked_product"):
-        report = fuselab.check(str(tmp_path / name), quick=True, seed=0)
+        report = fuselab.check(str(tmp_path / name), dtype=torch.float32, quick=True, seed=0)
         assert report.passed, str(report)
 
 
