@@ -432,7 +432,7 @@ def attention_of_a_graph(source, target, edges, values):
 
 
 def test_a_call_of_booleans_alone_is_tried_without_an_error(tmp_path: Path) -> None:
-    """Of calls that only arrange a tensor the negated result is tried, which booleans have not."""
+    """Where a call only arranges a tensor, eject tries to negate it; booleans cannot be negated."""
     args = torch.ones(5, 2), torch.ones(5, 2), torch.eye(5) > 0, torch.ones(5, 2, 3)
     parts = cut(attention_of_a_graph, args, {}, "graph")
     assert [call_name(one) for one in parts.calls if call_name(one) == "einsum"] == ["einsum"]
