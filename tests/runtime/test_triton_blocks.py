@@ -58,7 +58,7 @@ def test_a_product_takes_the_place_of_a_division() -> None:
 
 def test_rows_that_begin_at_multiples_of_a_pack_are_rows_of_tiles() -> None:
     block = tile(image((4, 8, 16, 16)), 2, 0)
-    assert (block.rows, block.columns, block.column_loops) == (8, 256, 1)
+    assert (block.rows, block.columns, block.column_loops) == (4, 256, 1)
 
 
 def test_tiles_of_odd_images_lie_in_several_loops() -> None:
@@ -73,7 +73,25 @@ def test_a_transposed_operand_gets_square_tiles() -> None:
     sizes = {"rows": 100, "columns": 60}
     x, output = torch.empty(60, 100, device="meta"), torch.empty(100, 60, device="meta")
     block = tile(swept(sizes, (x, "columns rows"), (output, "rows columns")).by_result(), 2, 0)
-    assert (block.rows, block.columns, block.column_loops) == (32, 64, 1)
+    assert (block.rows, block.columns, block.column_loops, block.warps) == (32, 64, 1, 4)
+    assert tile(swept(sizes, (x, "columns rows"), (output, "rows columns")), 4, 0).warps == 8
+
+
+@pytest.mark.parametrize(("width", "columns"), [(58, 64), (112, 128), (16, 16), (1000, 1024)])
+def test_rows_whose_places_are_computed_are_rows_of_small_tiles(width: int, columns: int) -> None:
+    """Where the innermost loop were several, each element would have two divisions."""
+    x, output = torch.empty(9, width, device="meta"), torch.empty(6, 7, width, device="meta")
+    sizes = {"batch": 6, "height": 7, "width": width}
+    reading = [(None, "height"), (x, "? width")]
+    block = tile(Sweep(sizes, {}, reading, [(output, "batch height width")]), 2, 0)
+    assert (block.columns, block.column_loops) == (columns, 1)
+    assert block.rows * block.columns == (512 if columns < 512 else 1024)
+
+
+def test_strided_rows_are_rows_of_small_tiles() -> None:
+    x, output = torch.empty(640, 97, device="meta")[:, :96:3], torch.empty(640, 32, device="meta")
+    block = tile(swept({"a": 640, "b": 32}, (x, "a b"), (output, "a b")), 2, 0)
+    assert (block.rows, block.columns, block.warps) == (16, 32, 1)
 
 
 def test_loops_follow_the_result() -> None:
@@ -91,6 +109,13 @@ def test_loops_follow_the_result() -> None:
     assert ordered.sizes == (6, 4, 2, 5, 2)
     assert ordered.strides(0) == (80, 5, 40, 1, 20)
     assert tile(ordered, 4, 0).column_loops > 1
+    shuffled = torch.empty(8, 64, 28, 28, 2, 2)  # the columns that are read lie 784 apart
+    sizes = {"batch": 8, "channel": 64, "down": 2, "right": 2, "height": 28, "width": 28}
+    x = torch.empty(8, 64, 2, 2, 28, 28)
+    reading = (x, "batch channel down right height width")
+    written = (shuffled, "batch channel height width down right")
+    block = tile(swept(sizes, reading, written).by_result(), 2, 0)
+    assert (block.rows, block.columns, block.warps) == (4, 128, 1)
 
 
 @triton.jit

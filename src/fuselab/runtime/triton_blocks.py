@@ -17,13 +17,14 @@ from fuselab.runtime import gpu_limits
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.sweep import Sweep
 
-TILE = 2048  # elements of a tile of a kernel without reductions, or of short rows
-FLAT_TILE = 1024  # elements of a tile of several loops
+TILE = 2048  # elements of a tile that changes the order of its elements, or of short rows
+FLAT_TILE = 1024  # elements of any other tile of a kernel without reductions
+SCATTERED_TILE = 512  # elements of a tile that loads each of them by itself
 ONE_BLOCK = 16384  # the most elements of rows that are kept in registers as a whole
 LOOPED_BLOCK = 4096  # elements of a block of longer rows
 LINE_BYTES = 128  # of a cache line
 MOST_CHOSEN = 32  # columns of a window that are visited one by one, each in many rows
-WINDOW_ROWS = 512  # of a block of windows
+WINDOW_ROWS = 256  # of a block of windows
 SECTOR_BYTES = 32  # the least that is read of it
 LEAST_NESTED = 256  # columns of a loop between whose turns something is loaded
 LEAST_SPREAD = 256  # elements of a block of rows that is not made smaller to have more programs
@@ -78,23 +79,39 @@ def counts_of(swept: Sweep, column_loops: int) -> tuple[int, int]:
     return math.prod(sizes[:first]), math.prod(sizes[first:])
 
 
-def tile(swept: Sweep, width: int, doublings: int) -> Block:
+def tile(swept: Sweep, width: int, doublings: int, elements: int = FLAT_TILE) -> Block:
     """Return the tile of a kernel without reductions; the widest element has ``width`` bytes. Where
-    an operand is transposed, tiles are square, so that cache lines are used whole."""
+    an operand is transposed, tiles are square, so that cache lines are used whole. Where elements
+    are loaded one by one, many for each thread would be many cache lines for each."""
     loops = _column_loops(swept, width)
     rows, columns = counts_of(swept, loops)
     # Fewer columns than fill a sector make no tile that uses sectors whole.
     is_transposed = _lies_apart(swept, width) and columns * width >= SECTOR_BYTES
-    elements = int((TILE if loops == 1 or is_transposed else FLAT_TILE) * 2.0**doublings)
+    of_a_warp = 512
+    if is_transposed and loops == 1:
+        elements = TILE
+        of_a_warp = _WARP_ELEMENTS // max(2, width)
+    elif is_transposed or (columns < SCATTERED_TILE and _is_scattered(swept)):
+        elements = SCATTERED_TILE
+    elements = int(elements * 2.0**doublings)
     reads, _ = _full(swept)
-    if not reads and not is_transposed:  # it writes alone
+    if not (reads or is_transposed or swept.steps):  # it writes alone
         elements *= 4
     if is_transposed:
-        across = min(max(16, LINE_BYTES // max(2, width)), power_of_two(columns))
+        across = LINE_BYTES if loops > 1 else max(16, LINE_BYTES // max(2, width))
+        across = min(across, power_of_two(columns))
     else:
         across = _fitting(columns, elements)
     down = min(max(1, elements // across), power_of_two(rows))
-    return Block(down, across, _warps(down * across, 512), column_loops=loops)
+    least = 1 if elements <= SCATTERED_TILE else 2
+    return Block(down, across, _warps(down * across, of_a_warp, least), column_loops=loops)
+
+
+def _is_scattered(swept: Sweep) -> bool:
+    """Return whether neighbouring columns of an operand that is read may not be neighbours in
+    memory: where the kernel computes the places of its elements, or steps over some."""
+    strides = swept.columns.strides[: swept.read]
+    return bool(swept.steps) or any(one[-1] not in (0, 1) for one in strides)
 
 
 def _lies_apart(swept: Sweep, width: int) -> bool:
@@ -104,11 +121,12 @@ def _lies_apart(swept: Sweep, width: int) -> bool:
 
 def _column_loops(swept: Sweep, width: int) -> int:
     """Return how many loops of a kernel without reductions are the columns of its tiles: one if
-    packs of its elements end where it ends, else as many as make that so, or at least rare, among
+    packs of its elements end where it ends, or if the kernel computes where they lie, which it does
+    once for a row then; else as many as make packs end there, or straddle the end rarely, among
     those that the first result walks with one step. Where columns of an operand lie apart, they
     need not be more than fill a cache line."""
     sizes = swept.sizes
-    if len(sizes) == 1 or sizes[-1] % 16 == 0:
+    if len(sizes) == 1 or sizes[-1] % 16 == 0 or swept.steps:
         return 1
     loops, columns = 1, sizes[-1]
     enough = LINE_BYTES // max(2, width) if _lies_apart(swept, width) else TILE
@@ -137,7 +155,7 @@ def block_of_rows(
     is_light = reducing.stores_columns and not reducing.sums and reads < 2
     if columns <= MOST_CHOSEN and not reducing.sums and _are_chosen(swept):
         down = min(rows, int(WINDOW_ROWS * 2.0**doublings))
-        return Block(down, 1, _warps(down, 128), is_window=True)
+        return Block(down, 1, _warps(down, 64), is_window=True)
     if swept.rows_are_contiguous:
         line = min(rows, LINE_BYTES // max(2, width))
         if line * whole <= ONE_BLOCK // 2:
@@ -181,6 +199,8 @@ def block_of_rows(
     if swept.rows_are_contiguous and is_light:
         shared_by = NEIGHBOURS_PER_MULTIPROCESSOR
     parts = _parts(swept, block, device, reducing, shared_by) if reducing.is_shared else 1
+    if is_part and parts == 1:
+        block = replace(block, warps=max(2, block.warps))
     if swept.rows_are_contiguous and parts > 1 and not reducing.sums:
         block = _enlarged(swept, block, parts, device)
     if reducing.sums:
@@ -298,7 +318,7 @@ def _full(swept: Sweep) -> tuple[int, int]:
 
 def block_of_columns(swept: Sweep, width: int, doublings: int, device: torch.device) -> Block:
     """Return the block of a kernel that has sums over its rows and no other reductions."""
-    block = tile(swept, width, doublings)
+    block = tile(swept, width, doublings, TILE)
     blocks = ceil_div(swept.rows.numel, block.rows)
     across = ceil_div(swept.columns.numel, block.columns)
     return replace(block, turns=_turns(blocks, across, block, width, False, device))
@@ -410,11 +430,11 @@ def has_nested_rows(swept: Sweep, block: Block) -> bool:
 
 def _fitting(size: int, most: int) -> int:
     """Return the largest power of two up to ``most`` whose multiples exceed ``size`` by no more
-    than an eighth; if there is none, that which exceeds it least."""
+    than a seventh, as 64 exceeds 56; if there is none, that which exceeds it least."""
     most = min(max(1, most), power_of_two(max(1, size)))
     candidates = [most >> shift for shift in range(most.bit_length()) if most >> shift >= 16]
     excess = {one: ceil_div(size, one) * one - size for one in candidates or [most]}
-    fitting = [one for one in excess if 8 * excess[one] <= size]
+    fitting = [one for one in excess if 7 * excess[one] <= size]
     return fitting[0] if fitting else min(excess, key=lambda one: (excess[one], -one))
 
 
