@@ -246,6 +246,23 @@ def test_the_gradient_of_a_pool_goes_to_the_first_of_equal_elements(
     assert gradient[0, 0].tolist() == [[2.0, 2.0, 0.0], [2.0, 2.0, 0.0], [0.0, 0.0, 0.0]]
 
 
+def test_places_have_32_bits_where_no_pytorch_call_reads_them(
+    folders: Callable[[Any], Path], tmp_path: Path
+) -> None:
+    text = (folders(max_pool) / "op.py").read_text("utf-8")
+    assert "dtype=torch.int32 if height * width < 2**31 else torch.int64," in text
+
+    def likeliest(table, scores):
+        return torch.tanh(table[scores.argmax(-1)])
+
+    example = [torch.randn(7, 5, requires_grad=True), torch.randn(9, 7)]
+    folder = tmp_path / "likeliest"
+    eject(likeliest, *example, out=folder)
+    assert "torch.int32" not in (folder / "op.py").read_text("utf-8")
+    cpp = load_op(str(folder)).implementations["cpp"]
+    compare(load_op(str(folder)), cpp.forward, cpp.backward, example)
+
+
 def test_an_index_outside_gives_nan(folders: Callable[[Any], Path]) -> None:
     forward = load_op(str(folders(indexed))).implementations["cpp"].forward
     x, rows = torch.ones(9, 5), torch.tensor([0, -9, -10, 8, 9, 10**12])

@@ -280,10 +280,14 @@ class Along(Node):
 
 @dataclass(frozen=True, eq=False)
 class Reduction(Node):
+    """The reduction of ``source`` over ``dims``. Where it is the first of the places that fulfil a
+    condition, ``places`` is how many there are, which stands for none."""
+
     function: str = ""
     source: Node = None  # type: ignore[assignment]
     dims: tuple[int, ...] = ()
     keepdim: bool = False
+    places: sympy.Expr | None = None
 
     @property
     def kept(self) -> tuple[int, ...]:

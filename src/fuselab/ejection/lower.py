@@ -331,7 +331,10 @@ class Lowering(Arithmetic):
         position = Along("position", source.sizes, "int", common["line"], False, dim)
         behind = Size(source.sizes[dim])
         place = self.element(node, "place", source.sizes, "int", "where", is_it, position, behind)
-        return Reduction(**common, function="amin", source=place, dims=(dim,), keepdim=keepdim)
+        return Reduction(
+            **common, function="amin", source=place, dims=(dim,), keepdim=keepdim,
+            places=source.sizes[dim],
+        )  # fmt: skip
 
     # --- running reductions
 

@@ -175,9 +175,15 @@ class Pooling(ChosenElements):
         )
 
     def over_windows(
-        self, node: FxNode, label: str, function: str, source: Node, rank: int
+        self,
+        node: FxNode,
+        label: str,
+        function: str,
+        source: Node,
+        rank: int,
+        places: sympy.Expr | None = None,
     ) -> Node:
-        """Return the reduction over the last ``rank`` dimensions."""
+        """Return the reduction over the last ``rank`` dimensions; ``places`` is ``Reduction``'s."""
         sizes = source.sizes[:-rank]
         if all(size == 1 for size in source.sizes[-rank:]):
             return self.parts.view(
@@ -188,8 +194,11 @@ class Pooling(ChosenElements):
             )  # fmt: skip
         dims = tuple(range(len(sizes), len(source.sizes)))
         return self.parts.reduction(
-            Reduction(label, sizes, source.kind, source_line(node), False, function, source, dims)
-        )
+            Reduction(
+                label, sizes, source.kind, source_line(node), False, function, source, dims,
+                places=places,
+            )
+        )  # fmt: skip
 
     def op_avg_pool2d(self, node: FxNode) -> Node:
         source: Node = self.known[node.args[0]]
@@ -257,9 +266,10 @@ class Pooling(ChosenElements):
         if is_inside is not None:
             is_it = self.element(node, "is_largest", wide, "bool", "and", is_it, is_inside)
         flat = self.flat(node, places, windows, wide)
-        behind = self.size_number(sympy.prod(list(windows.sizes)))
+        count = sympy.prod(list(windows.sizes))
+        behind = self.size_number(count)
         place = self.whole(node, "place", wide, "where", is_it, flat, behind)
-        return largest, self.over_windows(node, f"{name}_place", "amin", place, rank)
+        return largest, self.over_windows(node, f"{name}_place", "amin", place, rank, count)
 
     op_max_pool3d_with_indices = op_max_pool2d_with_indices
 

@@ -13,7 +13,7 @@ import torch
 
 from fuselab.ejection import emit_cuda, emit_triton
 from fuselab.ejection.held import Held
-from fuselab.ejection.loops import Call, Node, Pieces
+from fuselab.ejection.loops import Call, Node, Pieces, Reduction, operands_of
 from fuselab.ejection.package import Package
 from fuselab.ejection.pairs import pairs_of
 from fuselab.ejection.plan import KernelPlan
@@ -139,6 +139,8 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
     equal = {package.program.gradients[place]: (place, other) for place, other in package.equal}
     calls = _Calls(package, held, plans)
     names = {one.node: one.kept.name for one in package.residuals}
+    # The formulas keep residuals in 64 bits, and PyTorch indexes with these alone.
+    wide = {*names, *_given_to_calls(nodes)}
     between = package.held(plans)
     early = [plan for plan in plans if all(one.name in between for one in plan.stored)]
     ends = _ends(package, plans) if early else []
@@ -166,7 +168,7 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
                 name = package.result_name(node, plans)
             if not is_output or len(package.output_names) == 1:  # else they are allocated together
                 like = gradients.get(node)
-                made = _allocation(package, node, like, given, is_output)
+                made = _allocation(package, node, like, given, is_output, node not in wide)
                 if node in equal:
                     place, other = equal[node]
                     first = package.program.gradients[other]
@@ -260,11 +262,23 @@ class _Calls:
         return repr(operand)
 
 
+def _given_to_calls(nodes: Sequence[Node]) -> set[Node]:
+    """Return what PyTorch calls read on the way to ``nodes``."""
+    calls = {one for node in nodes for one in behind_calls(node) if isinstance(one, Call)}
+    return {memory_of(operand) for call in calls for operand in operands_of(call)}
+
+
 def _allocation(
-    package: Package, node: Node, like: str | None, given: Sequence[str], is_output: bool
+    package: Package,
+    node: Node,
+    like: str | None,
+    given: Sequence[str],
+    is_output: bool,
+    may_be_narrow: bool = False,
 ) -> str:
     """Return the text of a new tensor: an output, the gradient of the argument ``like``, or one
-    that later kernels read."""
+    that later kernels read, whose integers are chosen for what they can be if it
+    ``may_be_narrow``."""
     if is_output:
         return f"output_like(reference, {', '.join(package.parameters)})"
     if like is not None:
@@ -272,6 +286,8 @@ def _allocation(
     sizes = ", ".join(map(package.sizes.text, node.sizes))
     sizes += "," if len(node.sizes) == 1 else ""
     dtype = {"bool": "torch.bool", "int": "torch.int64"}.get(node.kind, "compute")
+    if may_be_narrow and isinstance(node, Reduction) and node.places is not None:
+        dtype = f"torch.int32 if {package.sizes.text(node.places)} < 2**31 else torch.int64"
     return f"torch.empty(({sizes}), dtype={dtype}, device={given[0]}.device)"
 
 
