@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -237,6 +237,37 @@ def test_the_composition_takes_operators_where_the_kernel_has_no_place(
     assert [op.name for op in found.operators][-1] == "ejected::pre_norm_whole"
     assert found.as_operator().peers["operators"] is not None
     assert not may_be_whole(*args)  # on a CPU
+
+
+def of_any_arguments(
+    output: Tensor, kind: str, rows: Sequence[Tensor], options: dict[str, Any]
+) -> Tensor:
+    return F.relu(output @ rows[0] + options["reason"]) @ rows[1] + options["columns"]
+
+
+def test_arguments_of_any_kind_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that the launchers use, and tensors in lists, were refused in a sentence on lists; an
+    argument named rows reached a launcher in the place of its sizes."""
+    x, up, down, bias, columns = tensors(
+        of_any_arguments, [(4, 8), (8, 6), (6, 8), (6,), (8,)], torch.float32
+    )
+    given = (x, "relu", [up, down], {"reason": bias, "columns": columns})
+    eject(of_any_arguments, *given, out=tmp_path / "of_any_arguments", whole=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = importlib.import_module("of_any_arguments")
+    composed = importlib.import_module("of_any_arguments.composed")
+    expected = of_any_arguments(*given)
+    found = interpreter.run(
+        f"{tmp_path}/of_any_arguments/of_any_arguments_whole/op.py:forward_triton",
+        *(x, up, down, bias, columns),
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr("fuselab.runtime.forms.may_be_whole", lambda *_: True)
+    monkeypatch.setattr(composed._FORMS, "_is_chosen", lambda _: True)
+    monkeypatch.setattr(composed._FORMS, "_operators", None)
+    torch.testing.assert_close(package.of_any_arguments(*given), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="ejected with kind = 'relu', and kind is 'gelu' here"):
+        package.of_any_arguments(x, "gelu", *given[2:])
 
 
 def test_autocast(written: Callable[[Any], Path]) -> None:

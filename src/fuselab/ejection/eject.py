@@ -220,11 +220,6 @@ def _with_whole(
         )
     one = planned_whole(function, args, keywords, f"{name}_whole")
     parts = cut(function, args, keywords, name, inference)
-    if not parts.captured.is_flat:
-        raise EjectError(
-            f"{name} takes lists or dicts of tensors, or tensors that it does not read; one kernel "
-            "of the whole takes single ones and reads all."
-        )
     facts = describe(parts)
     facts["whole"] = one.describe()
     return Ejected(composition_files(parts, whole=one), about(name), facts)

@@ -26,6 +26,7 @@ from fuselab.ejection.returned import (
 from fuselab.ejection.write_reference import defined_in_reference
 from fuselab.ejection.write_signature import (
     CHOICE,
+    Parameters,
     is_called_as_operator,
     opening,
     option_import,
@@ -34,10 +35,12 @@ from fuselab.ejection.write_signature import (
 )
 
 
-def init_text(package: Package) -> str:
-    """Return the text of ``__init__.py``."""
+def init_text(package: Package, of_tensors: bool = False) -> str:
+    """Return the text of ``__init__.py``; with a public function that takes each tensor as an
+    argument of its own if ``of_tensors``, else with one that takes what the user's function does.
+    """
     name = package.name
-    is_same = package.is_plain and is_called_as_operator(package.captured)
+    is_same = package.is_plain and (of_tensors or is_called_as_operator(package.captured))
     if is_same and not package.is_constant and package.captured.seed is None:
         return f'''\
 """{name}, ejected from plain PyTorch by fuselab."""
@@ -51,16 +54,23 @@ from .op import OP
 __all__ = ["OP", "{name}"]
 '''
     imports = ["import fuselab", *seed_import(package), "", "from .op import OP"]
-    return public_text(package, imports, "_operator = fuselab.operator(OP)\n", ["OP"])
+    operator = "_operator = fuselab.operator(OP)\n"
+    return public_text(package, imports, operator, ["OP"], of_tensors)
 
 
 def public_text(
-    package: Package, imports: Sequence[str], operator: str, published: Sequence[str] = ()
+    package: Package,
+    imports: Sequence[str],
+    operator: str,
+    published: Sequence[str] = (),
+    of_tensors: bool = False,
 ) -> str:
     """Return the text of a module with the public function. ``imports`` and the statement
-    ``operator`` make ``_operator`` known; ``published`` are further names for users."""
+    ``operator`` make ``_operator`` known; ``published`` are further names for users. The function
+    takes what ``init_text`` says."""
     name = package.name
-    found = public_signature(package.captured)
+    found = _parameters(package.captured, of_tensors)
+    body = _body(package, found)
     more = [] if CHOICE in found.names else [f'{CHOICE}: str = "auto"']
     told = f"Compute {name} by its kernels, and return what the ejected function returns."
     return f'''\
@@ -68,13 +78,13 @@ def public_text(
 
 from __future__ import annotations
 
-{_imports(package, imports)}
+{_imports(package, imports, found.text(), body)}
 
 {operator}{_named_tuples(package)}
 
 def {name}({found.text(more)}) -> Any:
     """{public_docstring(package.captured, told)}"""
-{textwrap.indent(_body(package), "    ")}
+{textwrap.indent(body, "    ")}
 
 
 __all__ = [{", ".join(f'"{one}"' for one in (*published, name))}]
@@ -84,9 +94,15 @@ __all__ = [{", ".join(f'"{one}"' for one in (*published, name))}]
 def flat_parameters(captured: Captured) -> str:
     """Return the parameters of a function that takes every tensor as an argument of its own, and
     the seed of dropouts."""
-    return ", ".join(
-        [*(f"{name}: Tensor" for name in captured.of_users), *seed_parameter(captured)]
-    )
+    return _parameters(captured, of_tensors=True).text()
+
+
+def _parameters(captured: Captured, of_tensors: bool) -> Parameters:
+    """Return the parameters of the public function, or those of a function of all tensors."""
+    if not of_tensors:
+        return public_signature(captured)
+    tensors = [f"{name}: Tensor" for name in captured.of_users]
+    return Parameters([*tensors, *seed_parameter(captured)], of_tensors=True)
 
 
 def public_docstring(captured: Captured, told: str) -> str:
@@ -109,10 +125,9 @@ def seed_import(package: Package) -> list[str]:
     return [] if package.captured.seed is None else [f"from {RUNTIME} import seed_tensor"]
 
 
-def _imports(package: Package, imports: Sequence[str]) -> str:
+def _imports(package: Package, imports: Sequence[str], given: str, body: str) -> str:
     defined, others = _classes(package)
-    body, any_import = _body(package), "from typing import Any"
-    given = public_signature(package.captured).text()
+    any_import = "from typing import Any"
     own = imports.index("") if "" in imports else len(imports)  # where the package's own begin
     lines = [
         *sorted({*class_texts(others)[0], *sequence_import(given), any_import}),
@@ -141,13 +156,12 @@ def _named_tuples(package: Package) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _body(package: Package) -> str:
+def _body(package: Package, found: Parameters) -> str:
     """Return the call of the operator, the views of its outputs and of the arguments, and the
     return of the structure."""
     behind = ".detach()" if package.is_constant else ""
     called = ", ".join(f"{name}{behind}" for name in package.parameters)
     outputs = ", ".join(package.output_names)
-    found = public_signature(package.captured)
     chosen = "" if CHOICE in found.names else f", {CHOICE}={CHOICE}"
     lines = [f"{outputs} = _operator({called}{chosen})"]
     if package.captured.seed is not None:

@@ -27,7 +27,8 @@ OPTIONS = "fuselab.runtime.options"  # has the function that makes errors of ref
 @dataclass
 class Parameters:
     """The parameters of a public function as text, in Python's order, and the statements that check
-    the options. ``keys`` are those of ``**kwargs`` in the example, by the place of their values."""
+    the options. ``keys`` are those of ``**kwargs`` in the example, by the place of their values.
+    ``of_tensors`` says that each tensor is a parameter of its own, which no list holds."""
 
     positional: list[str] = field(default_factory=list)
     by_name: list[str] = field(default_factory=list)
@@ -35,6 +36,7 @@ class Parameters:
     checks: list[str] = field(default_factory=list)
     keys: dict[str, str] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
+    of_tensors: bool = False
 
     def text(self, more: Sequence[str] = ()) -> str:
         """Return all of them, with ``more`` that are given by name."""
@@ -68,6 +70,8 @@ def seed_parameter(captured: Captured) -> list[str]:
 def opening(captured: Captured, found: Parameters) -> list[str]:
     """Return the first statements of a public function: they refuse options, and give the tensors
     in lists and dicts their names."""
+    if found.of_tensors:
+        return []
     apart = taking_apart(captured.given, captured.of_users)
     for place, name in found.keys.items():
         apart = [line.replace(place, name) for line in apart]

@@ -27,7 +27,7 @@ def whole_files(whole: Whole, cut: Cut) -> dict[str, str]:
     kernel = WholeKernel(whole)
     package = whole.package
     return {
-        "__init__.py": formatted(init_text(package)),
+        "__init__.py": formatted(init_text(package, of_tensors=True)),
         "op.py": formatted(_op(whole, kernel)),
         "reference.py": formatted(reference_text(package.formulas, package.output_names)),
         "triton_kernels.py": kernel.source(),
