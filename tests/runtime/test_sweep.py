@@ -32,6 +32,30 @@ def test_contiguous_tensors_need_one_loop_over_rows_and_one_over_columns() -> No
     assert (swept.rows.sizes, swept.columns.sizes) == ((6,), (5,))
 
 
+def test_axes_that_a_position_counts_stand_together_where_loops_are_too_many() -> None:
+    """The gradient of a factor in windows of a rolled image: the kernel computes both positions in
+    the image, and the windows' axes were five loops over columns."""
+    sizes = {"batch": 2, "rows_of": 2, "columns_of": 3, "row": 2, "column": 2}
+    windows = torch.arange(2 * 2 * 3 * 4 * 5.0).reshape(12, 4, 5)
+    image = torch.zeros(2, 4, 6, 5)
+    swept = Sweep(
+        {"width": 5},
+        sizes,
+        [
+            (windows, "(batch rows_of columns_of) (row column) width"),
+            (None, "(rows_of row)"),
+            (None, "(columns_of column)"),
+            (image, "batch ? ? width"),
+        ],
+        [(torch.empty(5), "width")],
+    )
+    assert swept.columns.sizes == (2, 4, 6)
+    assert swept.columns.strides[1:3] == ((0, 1, 0), (0, 0, 1))
+    for batch, y, x in ((0, 0, 0), (1, 2, 5), (1, 3, 4), (0, 1, 3)):
+        expected = windows.reshape(2, 2, 3, 2, 2, 5)[batch, y // 2, x // 2, y % 2, x % 2, 3]
+        assert element(swept, 0, 3, (batch * 4 + y) * 6 + x) == float(expected)
+
+
 def test_operands_of_too_many_loops_are_repeated() -> None:
     """The gradient of a channel's factor behind a group norm of a transposed map: what belongs to
     a group, to a channel of it, and to a place keep the loops over columns apart."""

@@ -100,7 +100,8 @@ class Sweep:
         read: each tensor with its dimensions in the names of the axes. None in place of a tensor
             stands for the position along these axes. Where the layouts need more loops than a
             kernel has, contiguous copies take the tensors' places; where these need too many as
-            well, copies that have an element for every place of the loops.
+            well, copies that have an element for every place of the loops, of which those that a
+            position counts stand together.
         written: the results, likewise; they are dense.
         in_order: whether the kernel goes over the columns in the order of the axes, as a running
             sum does; else the loop with the smallest steps is the innermost.
@@ -138,6 +139,8 @@ class Sweep:
             ]
             self._lay_out(rows, columns, [*copied, *written])
         if self._is_too_deep():
+            rows = _positions_together(rows, read)
+            columns = columns if in_order else _positions_together(columns, read)
             repeated = [_repeated(tensor, to, (rows, columns)) for tensor, to in read]
             self._lay_out(rows, columns, [*repeated, *written])
         if self._is_too_deep():
@@ -310,6 +313,24 @@ def _readable(tensor: Tensor | None, pattern: str) -> Tensor | None:
         for place, text in places
     ]
     return tensor.new_zeros(()).expand(shape)
+
+
+def _positions_together(
+    axes: Mapping[str, int], read: Sequence[tuple[Tensor | None, str]]
+) -> dict[str, int]:
+    """Return the axes in an order in which those of each position are neighbours, as far as no axis
+    belongs to two: there is no copy of a position that could have other loops."""
+    counted = [
+        [axis for own in axes_of_dims(pattern) for axis in own if axis in axes]
+        for tensor, pattern in read
+        if tensor is None
+    ]
+    order: dict[str, int] = {}
+    for axis, size in axes.items():
+        together = next((own for own in counted if axis in own), [])
+        if axis not in order:
+            order |= {one: axes[one] for one in together if one not in order} or {axis: size}
+    return order
 
 
 def _repeated(

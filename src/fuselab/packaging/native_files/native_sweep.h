@@ -66,7 +66,8 @@ class Sweep {
  public:
   // The first `rows` axes are those of the rows; the first `read` operands are read.
   Sweep(const Sizes& sizes, int rows, std::vector<Operand> operands, int read, bool in_order)
-      : sizes_(sizes), row_axes_(rows), read_(read), in_order_(in_order) {
+      : sizes_(sizes), row_axes_(rows), read_(read), in_order_(in_order), order_(sizes.size()) {
+    std::iota(order_.begin(), order_.end(), 0);
     lay_out(operands);
     if (is_too_deep()) {
       for (int place = 0; place < read; ++place) {
@@ -77,6 +78,7 @@ class Sweep {
       lay_out(operands);
     }
     if (is_too_deep()) {
+      put_positions_together(operands);
       for (int place = 0; place < read; ++place) operands[place] = repeated(operands[place]);
       lay_out(operands);
     }
@@ -146,7 +148,8 @@ class Sweep {
 
   Nest collapsed(size_t first, size_t last, const std::vector<Sizes>& steps) const {
     std::vector<size_t> order;
-    for (size_t axis = first; axis < last; ++axis) {
+    for (size_t at = first; at < last; ++at) {
+      const size_t axis = order_[at];
       if (sizes_[axis] == 0) return {{0}, std::vector<Sizes>(steps.size(), {0})};
       if (sizes_[axis] != 1) order.push_back(axis);
     }
@@ -187,6 +190,39 @@ class Sweep {
     if (rows_.sizes.empty()) rows_ = {{1}, std::vector<Sizes>(operands, {0})};
   }
 
+  // Orders the axes such that those of each position are neighbours, as far as no axis belongs to
+  // two: there is no copy of a position that could have other loops.
+  void put_positions_together(const std::vector<Operand>& operands) {
+    const int axes = static_cast<int>(sizes_.size());
+    std::vector<int> order;
+    const auto add = [&](int axis) {
+      if (std::count(order.begin(), order.end(), axis) == 0) order.push_back(axis);
+    };
+    for (const auto& [first, last] : {std::pair(0, row_axes_), std::pair(row_axes_, axes)}) {
+      for (int axis = first; axis < last; ++axis) {
+        if (!in_order_ || first == 0) {
+          for (int place = 0; place < read_; ++place) {
+            std::vector<int> own;
+            for (const auto& dim : operands[place].dims) {
+              own.insert(own.end(), dim.begin(), dim.end());
+            }
+            if (operands[place].tensor.defined() || !std::count(own.begin(), own.end(), axis)) {
+              continue;
+            }
+            if (std::count(order.begin(), order.end(), axis) == 0) {
+              for (int one : own) {
+                if (first <= one && one < last) add(one);
+              }
+            }
+            break;
+          }
+        }
+        add(axis);
+      }
+    }
+    order_ = order;
+  }
+
   // Returns a copy with all axes of the loops, over rows or over columns, of which it has one.
   Operand repeated(const Operand& operand) const {
     if (!operand.tensor.defined()) return operand;
@@ -199,7 +235,7 @@ class Sweep {
     for (const auto& [first, last] : {std::pair(0, row_axes_), std::pair(row_axes_, axes)}) {
       bool any = false;
       for (int axis = first; axis < last; ++axis) any = any || has(axis);
-      for (int axis = first; any && axis < last; ++axis) all.push_back(axis);
+      for (int at = first; any && at < last; ++at) all.push_back(order_[at]);
     }
     Sizes split, ordered, shape, whole;
     for (int axis : own) split.push_back(sizes_[axis]);
@@ -270,6 +306,7 @@ class Sweep {
   Sizes sizes_;
   int row_axes_, read_;
   bool in_order_;
+  std::vector<int> order_;  // of the axes
   Nest rows_, columns_;
   std::vector<at::Tensor> tensors_;
   Sizes steps_;
