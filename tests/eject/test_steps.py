@@ -15,7 +15,7 @@ from torch import Tensor
 import fuselab
 from fuselab.ejection.package import planned_package
 from fuselab.errors import EjectError
-from fuselab.runtime import interpreter
+from fuselab.runtime import interpreter, process_choice
 
 
 def momentum_step(
@@ -40,6 +40,18 @@ def adamw_step(
 def row_wise_adagrad_step(table: Tensor, grad: Tensor, sums: Tensor) -> None:
     sums.add_(grad.pow(2).mean(dim=1))
     table.addcmul_(grad, 1 / (sums.sqrt() + 1e-8)[:, None], value=-0.1)
+
+
+def amsgrad_step(
+    params: list[Tensor], grads: list[Tensor], squares: list[Tensor], most: list[Tensor]
+) -> None:
+    """PyTorch refuses ``out`` where a gradient is wanted."""
+    torch._foreach_mul_(squares, 0.99)
+    torch._foreach_addcmul_(squares, grads, grads, 0.01)
+    for square, largest in zip(squares, most, strict=True):
+        torch.maximum(largest, square, out=largest)
+    torch._foreach_addcdiv_(params, grads, torch._foreach_sqrt(most), [-0.1, -0.2, -0.3])
+    torch._foreach_zero_(grads)
 
 
 @torch.no_grad()
@@ -72,6 +84,10 @@ STEPS: dict[Callable[..., Any], tuple[list[Any], tuple[str, ...]]] = {
         [drawn(4, 5), drawn(4, 5) + 1, drawn(4).abs()],
         ("table", "grad", "sums"),
     ),
+    amsgrad_step: (
+        [*SAME[:2], *([one.square() + 1 for one in SAME[place]] for place in (1, 2))],
+        ("params", "grads", "squares", "most"),
+    ),
     clip: ([SAME[0], torch.tensor(0.5)], ("grads", "limit")),
 }
 
@@ -98,6 +114,32 @@ def test_steps_write_over_their_arguments(
     implementation = "auto" if step is momentum_step else "reference"
     found = ejected(*given, implementation=implementation)
     torch.testing.assert_close((found, given), (expected, wanted))
+
+
+def centred_step(
+    x: Tensor, params: list[Tensor], grads: list[Tensor], averages: list[Tensor]
+) -> None:
+    torch._foreach_lerp_(averages, grads, 0.25)
+    torch._foreach_mul_(averages, 2.0)
+    products = x @ averages[0]
+    params[0].sub_(products.sigmoid().mul(0.5).add(1))
+    params[1].sub_(averages[1])
+
+
+def test_lists_are_written_over_where_a_step_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call that updates a list was taken for one that returns new tensors."""
+    tensors = [drawn(8, 8).float() + place for place in range(3)]
+    args = [tensors[0], *([one.clone(), drawn(5).float()] for one in tensors)]
+    fuselab.eject(centred_step, *copy.deepcopy(args), out=tmp_path / "centred_step")
+    assert (tmp_path / "centred_step" / "composed.py").exists()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(process_choice, "_value", lambda: "reference")
+    wanted = copy.deepcopy(args)
+    centred_step(*wanted)
+    importlib.import_module("centred_step").centred_step(*args)
+    torch.testing.assert_close(args, wanted)
 
 
 def test_a_list_of_another_length_is_refused(

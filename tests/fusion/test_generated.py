@@ -108,6 +108,22 @@ def test_one_call_that_eager_computes_in_several_passes_is_a_chain(
     assert _chains(function, torch.randn(64, 96), torch.rand(64, 96)) == [name]
 
 
+def into_an_argument(x: Tensor, y: Tensor) -> Tensor:
+    torch.mul(x, 2, out=y)
+    return y.sigmoid().add(1).exp()
+
+
+def over_a_list(x: Tensor, y: Tensor) -> Tensor:
+    torch._foreach_mul_([x, y], 2)
+    return y.sigmoid().add(1).exp()
+
+
+@pytest.mark.parametrize("function", [into_an_argument, over_a_list])
+def test_what_reads_a_tensor_that_is_written_over_is_part_of_no_chain(function: Any) -> None:
+    """What is given as ``out``, or stands in a list, was not taken for written over."""
+    assert _chains(function, torch.randn(64, 96), torch.rand(64, 96)) == ["add → exp"]
+
+
 def test_a_chain_that_fits_no_kernel_is_cut_where_it_stops_to_fit() -> None:
     layers = nn.Sequential(nn.BatchNorm2d(4), nn.Tanh(), nn.MaxPool2d(2), nn.GroupNorm(2, 4))
     traced = trace_forward("", layers, Call((torch.randn(8, 4, 32, 32),), {}))

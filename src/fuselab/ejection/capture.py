@@ -210,7 +210,12 @@ def capture(
             last.args = outputs
         return held["stand_ins"]
 
-    held["structure"] = _run_dynamo(backend, function, args, keywords, name, inference, frozen)
+    try:
+        held["structure"] = _run_dynamo(backend, function, args, keywords, name, inference, frozen)
+    except EjectError:
+        if inference or not _only_writes(function, args, keywords):
+            raise
+        return capture(function, args, keywords, name, True, definitions, frozen, numbers)
     if "traced" in held and not held["results"] and "joint" not in held:
         if not inference and written_in(held["traced"].graph):
             # It returns no tensor, so that there is no gradient of it: the step of an optimizer.
@@ -242,7 +247,12 @@ def trace(
         held["carriers"] = carriers_of(module.graph, held["decisions"])
         return held["stand_ins"]
 
-    returned = _run_dynamo(backend, function, args, keywords, name, inference)
+    try:
+        returned = _run_dynamo(backend, function, args, keywords, name, inference)
+    except EjectError:
+        if inference or not _only_writes(function, args, keywords):
+            raise
+        return trace(function, args, keywords, name, True)
     if "traced" not in held:
         raise EjectError(f"{name} computes nothing from its tensors; there is no kernel to write.")
     graph: fx.Graph = held["traced"].graph
@@ -446,15 +456,35 @@ def _written_arguments(
 ) -> set[str]:
     """Return the names of the arguments that a function writes over, as far as it can be traced
     without gradients."""
-    found: set[str] = set()
+    return _effects(function, args, keywords)[0]
+
+
+def _only_writes(
+    function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
+) -> bool:
+    """Return whether a function returns no tensor and writes over arguments, as the step of an
+    optimizer does. It may use what PyTorch refuses where a gradient is wanted: ``out=...``."""
+    written, results = _effects(function, args, keywords)
+    return bool(written) and not results
+
+
+def _effects(
+    function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
+) -> tuple[set[str], int]:
+    """Return the names of the arguments that a function writes over, and the number of tensors that
+    it computes and returns, as far as it can be traced without gradients."""
+    written: set[str] = set()
+    results = 0
 
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
-        found.update(argument_name(node) for node in written_in(module.graph))
+        nonlocal results
+        written.update(argument_name(node) for node in written_in(module.graph))
+        results = len(results_of(module.graph))
         return StandIns(module)
 
     with contextlib.suppress(EjectError):
         _run_dynamo(backend, function, args, keywords, "", True)
-    return found
+    return written, results
 
 
 def _given(

@@ -13,6 +13,8 @@ aten = torch.ops.aten
 _PREFIX = "_foreach_"
 # Where a list's operator is not that of a tensor with the same name.
 _ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    "addcdiv": lambda one, first, second, value=1: aten.addcdiv(one, first, second, value=value),
+    "addcmul": lambda one, first, second, value=1: aten.addcmul(one, first, second, value=value),
     "copy": lambda one, source, *_: source.expand_as(one).to(one.dtype, copy=True),
     "max": torch.amax,
     "maximum": torch.clamp_min,
@@ -25,9 +27,7 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
 def definitions_of_lists() -> dict[Any, Callable[..., Any]]:
     """Return the definition of every operator on lists that returns new ones."""
     found: dict[Any, Callable[..., Any]] = {}
-    for name in dir(aten):
-        if not name.startswith(_PREFIX) or name.endswith("_"):
-            continue
+    for name in _names():
         packet = getattr(aten, name)
         plain = name.removeprefix(_PREFIX)
         on_one = _ELEMENTWISE.get(plain) or getattr(aten, plain, None)
@@ -37,6 +37,13 @@ def definitions_of_lists() -> dict[Any, Callable[..., Any]]:
         overloads = (one for one in packet.overloads() if "out" not in one)
         found |= {getattr(packet, one): definition for one in overloads}
     return found
+
+
+def _names() -> list[str]:
+    """Return the names of PyTorch's operators on lists that return new ones. ``dir(aten)`` has only
+    those that something in the process has asked for."""
+    schemas = {one.name.removeprefix("aten::") for one in torch._C._jit_get_all_schemas()}
+    return sorted(one for one in schemas if one.startswith(_PREFIX) and not one.endswith("_"))
 
 
 def _on_each(function: Callable[..., Any]) -> Callable[..., list[Any]]:

@@ -52,7 +52,7 @@ from fuselab.ejection.package import Package, planned_package
 from fuselab.ejection.plan import Namer, Sizes, printed
 from fuselab.ejection.recurrent import RECURRENCES
 from fuselab.ejection.taken import argument_of
-from fuselab.ejection.written import updated_statistics
+from fuselab.ejection.written import updated_lists, updated_statistics
 from fuselab.errors import EjectError
 
 # Calls that cost more than the memory that they touch; libraries compute them.
@@ -537,11 +537,13 @@ def _is_unusual(value: Any) -> bool:
 
 def _keeps_its_place(node: fx.Node) -> bool:
     is_random = call_name(node) in RANDOM and not drops(node)
-    return is_random or _writes(node) is not None
+    return is_random or bool(written_over(node))
 
 
-def _writes(node: fx.Node) -> fx.Node | None:
-    """Return the tensor that a call writes over, or None."""
+def written_over(node: fx.Node) -> tuple[fx.Node, ...]:
+    """Return the tensors that a call writes over."""
+    if lists := updated_lists(node):
+        return lists
     name = call_name(node)
     is_method = node.op == "call_method" and name.endswith("_") and not name.endswith("__")
     is_function = node.op == "call_function" and name.endswith("_") and not name.startswith("_")
@@ -549,9 +551,10 @@ def _writes(node: fx.Node) -> fx.Node | None:
     written = node.target in IN_PLACE or node.target is operator.setitem
     if is_method or is_function or written or _is_asked_to_write(node):
         first = node.args[0] if node.args else node.kwargs.get("input")
-        return first if isinstance(first, fx.Node) and not is_number(first) else None
+        return (first,) if isinstance(first, fx.Node) and not is_number(first) else ()
     out = node.kwargs.get("out")
-    return out if isinstance(out, fx.Node) else None
+    given = out if isinstance(out, (list, tuple)) else (out,)
+    return tuple(one for one in given if isinstance(one, fx.Node))
 
 
 def _is_asked_to_write(node: fx.Node) -> bool:
@@ -579,12 +582,11 @@ def _storage(node: fx.Node) -> int | None:
 
 def _aliases_of_written(calls: Sequence[fx.Node]) -> set[fx.Node]:
     """Return all calls that read or make a tensor of which some call overwrites the memory."""
-    written = [one for node in calls if (one := _writes(node)) is not None]
-    storages = {_storage(one) for one in written} - {None}
+    storages = {_storage(one) for node in calls for one in written_over(node)} - {None}
     return {
         node
         for node in calls
-        if _writes(node) is not None
+        if written_over(node)
         or any(_storage(one) in storages for one in (node, *node.all_input_nodes))
     }
 
@@ -592,7 +594,7 @@ def _aliases_of_written(calls: Sequence[fx.Node]) -> set[fx.Node]:
 def _is_view(node: fx.Node) -> bool:
     """Return whether a call gives another tensor over the memory of one that it takes."""
     shares = any(_storage(one) == _storage(node) for one in node.all_input_nodes)
-    return call_name(node) in ARRANGING or (shares and _writes(node) is None)
+    return call_name(node) in ARRANGING or (shares and not written_over(node))
 
 
 def _without_in_place(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
@@ -602,8 +604,11 @@ def _without_in_place(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     nodes = list(graph.nodes)
     views = {*filter(_is_view, nodes)}  # before calls that write are made others
     for place, node in enumerate(nodes):
-        target = _writes(node)
-        if target is None or target.op == "placeholder" or node.target is operator.setitem:
+        written = written_over(node)
+        if len(written) != 1 or updated_lists(node) or node.target is operator.setitem:
+            continue
+        (target,) = written
+        if target.op == "placeholder":
             continue
         sharing = [one for one in nodes if _storage(one) == _storage(target)]
         operands = [one for one in node.all_input_nodes if isinstance(_value(one), Tensor)]

@@ -30,7 +30,7 @@ def written_in(graph: fx.Graph) -> list[fx.Node]:
     statistics and of lists do not; the calls that update them are looked at.
     """
     statistics = {one for node in graph.nodes for one in updated_statistics(node)}
-    statistics |= {one for node in graph.nodes for one in _updated_lists(node)}
+    statistics |= {one for node in graph.nodes for one in updated_lists(node)}
     return [
         node
         for node in graph.nodes
@@ -52,11 +52,11 @@ def updated_statistics(node: fx.Node) -> tuple[fx.Node, ...]:
     return tuple(one for one in found if isinstance(one, fx.Node))
 
 
-def _updated_lists(node: fx.Node) -> tuple[fx.Node, ...]:
+def updated_lists(node: fx.Node) -> tuple[fx.Node, ...]:
     """Return the tensors of the list that a call such as ``torch._foreach_add_`` updates."""
     name = getattr(node.target, "__name__", "")
     if node.op != "call_function" or not (name.startswith("_foreach_") and name.endswith("_")):
         return ()
-    first = node.args[0]
+    first = node.args[0] if node.args else node.kwargs.get("self")
     held = first if isinstance(first, (list, tuple)) else ()
     return tuple(one for one in held if isinstance(one, fx.Node))

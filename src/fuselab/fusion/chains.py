@@ -26,7 +26,7 @@ from fuselab.ejection.groups import (
     is_worth_a_kernel,
 )
 from fuselab.ejection.plan import Namer
-from fuselab.ejection.regions import HEAVY, RANDOM
+from fuselab.ejection.regions import HEAVY, RANDOM, written_over
 from fuselab.fusion.expression import is_fused
 from fuselab.fusion.layers import Form, form_of
 from fuselab.fusion.trace import Traced
@@ -301,10 +301,7 @@ class ChainFinder:
             return bool(
                 getattr(self.traced.module.get_submodule(str(node.target)), "inplace", False)
             )
-        name = str(node.target if node.op == "call_method" else _function_name(node.target))
-        is_method = (name.endswith("_") and not name.startswith("_")) or name == "setitem"
-        given = node.kwargs.get("inplace") or node.kwargs.get("out") is not None
-        return is_method or bool(given)
+        return bool(written_over(node))
 
     def _owns_input(self, node: fx.Node) -> bool:
         """Return whether only this call reads its input, which another call has made anew."""
@@ -321,7 +318,13 @@ class ChainFinder:
     @cached_property
     def written(self) -> set[fx.Node]:
         """The tensors that a call writes over, and their views."""
-        written = {node.args[0] for node in self.writing if isinstance(node.args[0], fx.Node)}
+        written = {
+            one
+            for node in self.writing
+            for one in (
+                node.all_input_nodes[:1] if node.op == "call_module" else written_over(node)
+            )
+        }
         views = {node for node in self.calls if self.name_of(node) in ARRANGING}
         while True:
             more = {node for node in views if written.intersection(node.all_input_nodes)}
