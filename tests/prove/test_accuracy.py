@@ -246,6 +246,29 @@ def test_a_jump_is_excused_where_eager_may_take_either_side(
     assert judgement.problem is not None and judgement.rows_missed > 5
 
 
+def relu_of_a_sum(values: list[Tensor]) -> list[Tensor]:
+    """The gradient of relu(x + y / 2) by x."""
+    x, y, upstream = values
+    x = x.detach().requires_grad_()
+    return list(torch.autograd.grad(torch.relu(x + y * 0.5), [x], upstream))
+
+
+def test_the_gradient_of_a_relu_may_come_from_its_rounded_result() -> None:
+    """3 units / 2 - 1 unit is half a unit, which float16 rounds to 0; eager, which rounds the
+    product to 2 units, keeps it."""
+    unit = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
+    x, y = (torch.tensor([[number, 64.0]]) * unit for number in (-1.0, 3.0))
+    values = [x.half(), y.half(), torch.tensor([[-0.3, 0.7]]).half()]
+    stored = torch.relu(x + y * 0.5).half()
+    gradient = torch.where(stored > 0, values[2], 0)
+    assert stored[0, 0] == 0 and relu_of_a_sum(values)[0][0, 0] != 0
+    assert Bar(relu_of_a_sum, values, ["gradient"]).judge([gradient])[0].problem is None
+    # A whole unit is no rounding's matter.
+    values[0] = torch.zeros_like(values[0])
+    judgement = Bar(relu_of_a_sum, values, ["gradient"]).judge([gradient])[0]
+    assert judgement.problem is not None
+
+
 def softmax(values: list[Tensor]) -> list[Tensor]:
     return [torch.softmax(values[0], -1)]
 

@@ -235,6 +235,22 @@ def upcast(value: Any, dtype: torch.dtype = torch.float64) -> Any:
     return value
 
 
+def in_single_precision(values: Sequence[Any]) -> list[Any]:
+    """Return the values with everything that is float64 in float32."""
+    return mapped(
+        lambda value: upcast(value, torch.float32) if _is_float64(value) else value, values
+    )
+
+
+def evaluations(values: Sequence[Any]) -> list[list[Any]]:
+    """Return the lists of values that a bar for ``values`` evaluates at first, in their order."""
+    found = [list(values), mapped(upcast, values)]
+    if any(map(_is_float64, [*tensors_in(values), *values])):
+        single = in_single_precision(values)
+        found += [single, mapped(upcast, single)]
+    return found
+
+
 def nudged(value: Any, generator: torch.Generator, how: str, keep_strides: bool = False) -> Any:
     """Return a floating tensor with its ordinary elements moved; return anything else unchanged.
 
@@ -296,7 +312,9 @@ def rerounded(value: Any, generator: torch.Generator, alike: bool = False) -> An
 
 
 Evaluate = Callable[[Sequence[Any]], Sequence[Tensor | None]]
-EvaluateRounded = Callable[[int, float, bool, Sequence[Any]], tuple[Sequence[Tensor | None], bool]]
+EvaluateRounded = Callable[
+    [int, float, bool, float, Sequence[Any]], tuple[Sequence[Tensor | None], bool]
+]
 EvaluateAll = Callable[[Sequence[Sequence[Any]]], Sequence[Sequence[Tensor | None]]]
 Errors = list[Tensor | None]
 _SURROUNDING_BYTES = 1 << 20  # more around a tensor, as a buffer of all tables, are not copied
@@ -355,10 +373,7 @@ class Bar:
         float64."""
         if not any(value is not None and value.dtype == torch.float64 for value in self.eager):
             return [None] * len(self.eager)
-        single = mapped(
-            lambda value: move(upcast(value, torch.float32) if _is_float64(value) else value),
-            self.values,
-        )
+        single = mapped(move, in_single_precision(self.values))
         measured, exact = self.evaluate_all([single, mapped(upcast, single)])
         return [
             None if error is None else error * _FLOAT32_TO_FLOAT64
@@ -412,9 +427,9 @@ class Bar:
             return self.evaluate(values)
 
     def _evaluate_rounded(
-        self, seed: int, unit: float, alike: bool, values: Sequence[Any]
+        self, seed: int, unit: float, alike: bool, lost: float, values: Sequence[Any]
     ) -> tuple[Sequence[Tensor | None], bool]:
-        with Rounded(seed, unit, alike) as moved:
+        with Rounded(seed, unit, alike, lost) as moved:
             return self.evaluate(values), moved.jumps
 
     def _judge_one(self, place: int, ours: Tensor | None) -> Judgement:
@@ -523,6 +538,7 @@ class Bar:
             seed,
             unit,
             alike,
+            self._lost() if alike else 0.0,
             mapped(lambda value: rerounded(value, generator, alike), self.values),
         )
         self.jumps |= jumps
@@ -537,6 +553,12 @@ class Bar:
         for place, errors in enumerate(zip(*measured, strict=True)):
             self._allow(place, *errors)
 
+    def _lost(self) -> float:
+        """Return the largest number that becomes 0 in the narrowest dtype of the results."""
+        kinds = {one.dtype for one in self.eager if one is not None and one.is_floating_point()}
+        limits = [torch.finfo(dtype) for dtype in kinds]
+        return max((one.smallest_normal * one.eps / 2 for one in limits), default=0.0)
+
     def _measure_free(self, generator: torch.Generator, how: str, seed: int, unit: float) -> None:
         """Measure eager's error, and the effect of one more rounding, on a copy with numbers in the
         place of NaN and infinities, at the elements that do not depend on them."""
@@ -545,7 +567,7 @@ class Bar:
         )
         exact, on_copy = self.evaluate_all([mapped(upcast, calm), calm])
         rounded = mapped(lambda value: rerounded(value, generator), calm)
-        moved, _ = self.evaluate_rounded(seed, unit, False, rounded)
+        moved, _ = self.evaluate_rounded(seed, unit, False, 0.0, rounded)
         truths = [
             None if one is None or free is None else torch.where(free.isfinite(), one, math.nan)
             for one, free in zip(exact, self.free, strict=True)

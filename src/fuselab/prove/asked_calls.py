@@ -36,11 +36,18 @@ def by_definitions(held: Function, procedure: Function, *args: Any) -> Any:
 
 
 def by_rounding(
-    held: Function, seed: int, unit: float, alike: bool, procedure: Function, *args: Any
+    held: Function,
+    seed: int,
+    unit: float,
+    alike: bool,
+    lost: float,
+    procedure: Function,
+    *args: Any,
 ) -> tuple[Any, bool]:
     """Run a procedure with every intermediate result moved by a rounding of ``unit``, equal
-    elements ``alike`` or not, and return with its result whether anything in it can jump."""
-    with Rounded(seed, unit, alike) as moved:
+    elements ``alike`` or not, and numbers up to ``lost`` compared as 0; return with its result
+    whether anything in it can jump."""
+    with Rounded(seed, unit, alike, lost) as moved:
         found = procedure(held, *args)
     return found, moved.jumps
 

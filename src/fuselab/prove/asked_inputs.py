@@ -68,6 +68,11 @@ def drawn(
     return None if args is None else {"args": args, "state": draw.state()}
 
 
+def drawn_together(held: Held, several: Sequence[Sequence[Any]]) -> list[dict[str, Any] | None]:
+    """Return what ``drawn`` gives for each list of its arguments."""
+    return [drawn(held, *asked) for asked in several]
+
+
 def _vary_a_case(held: Held, draw: RecordedDraw, names: Sequence[str], seed: int) -> Inputs:
     """Return a case's inputs with drawn values and layouts, for an operator without ``draw``."""
     case = draw.choice([case for case in held.op.cases if case.name in names])

@@ -339,6 +339,7 @@ CHECKS = (
         max_numel=4096,
         turns=True,
         simplest=True,
+        together="gradients",
         applies=has_gradient,
     ),
     # Upstream gradients of any stride.
@@ -350,6 +351,7 @@ CHECKS = (
         full=60,
         max_numel=4096,
         turns=True,
+        together="gradients",
         applies=has_gradient,
     ),
     # The gradients of ``output.sum().backward()``.

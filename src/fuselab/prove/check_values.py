@@ -6,7 +6,7 @@ from fuselab.op import tensors_in
 from fuselab.prove.arguments import tensor_names
 from fuselab.prove.asked_calls import in_rows, joined, with_gradients
 from fuselab.prove.asked_many_calls import THREADS, under_threads
-from fuselab.prove.draw import FAR_LAYOUTS, LAYOUTS, SWEPT, VALUES
+from fuselab.prove.draw import FAR_LAYOUTS, LAYOUTS, SMALL_SWEPT, SWEPT, VALUES
 from fuselab.prove.held import results
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
@@ -19,6 +19,7 @@ from fuselab.prove.trials import (
     judged,
     rows_of,
 )
+from fuselab.prove.value_patterns import PATTERNS
 
 
 def output_is_right(subject: Subject, trial: Trial) -> Outcome:
@@ -92,13 +93,14 @@ CHECKS = (
     # The operator's own cases.
     Check("cases", output_is_right, source="cases"),
     # Any size, also one that no block divides.
-    Check("shapes", output_is_right, quick=40, full=200, turns=True),
+    Check("shapes", output_is_right, quick=40, full=200, turns=True, together="results"),
     # Sizes of a long list, one after the other.
     Check(
         "sizes",
         all_is_right,
-        quick=4,
+        quick=2 * SMALL_SWEPT + 40,
         full=2 * len(SWEPT),
+        together="gradients",
         turns=True,
         swept=True,
         non_empty=True,
@@ -121,14 +123,47 @@ CHECKS = (
         once=True,
     ),
     # Zeros, NaN, infinities, subnormal and largest numbers.
-    Check("values", output_is_right, values=VALUES, quick=72, full=288, max_numel=4096, turns=True),
+    Check(
+        "values",
+        output_is_right,
+        values=VALUES,
+        quick=72,
+        full=288,
+        max_numel=4096,
+        turns=True,
+        together="results",
+    ),
+    # Sorted, whole, all alike, one-hot, of one sign; in the upstream gradient too.
+    Check(
+        "patterns",
+        all_is_right,
+        values=("normal", *PATTERNS),
+        quick=4 * len(PATTERNS),
+        full=12 * len(PATTERNS),
+        max_numel=1024,
+        turns=True,
+        together="gradients",
+    ),
     # Rows that span many magnitudes, nothing narrower inside.
     Check(
-        "precision", output_is_right, values=("wide", "normal"), quick=12, full=60, max_numel=4096
+        "precision",
+        output_is_right,
+        values=("wide", "normal"),
+        quick=12,
+        full=60,
+        max_numel=4096,
+        together="results",
     ),
     # Strides, offsets, expanded inputs.
     Check(
-        "layouts", output_is_right, layouts=LAYOUTS, quick=56, full=224, max_numel=4096, turns=True
+        "layouts",
+        output_is_right,
+        layouts=LAYOUTS,
+        quick=56,
+        full=224,
+        max_numel=4096,
+        turns=True,
+        together="results",
     ),
     # The same on tensors of three dimensions, where the operator draws any.
     Check(
@@ -140,6 +175,7 @@ CHECKS = (
         max_numel=1024,
         turns=True,
         deep=True,
+        together="results",
     ),
     # Strides that 16 bits do not hold.
     Check(
@@ -161,5 +197,6 @@ CHECKS = (
         quick=24,
         full=200,
         max_numel=4096,
+        together="results",
     ),
 )

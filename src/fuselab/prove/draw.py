@@ -7,6 +7,7 @@ lowering its numbers gives simpler ones, since 0 is the simplest answer everywhe
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from fuselab.errors import ArgumentError
 from fuselab.op import dtype_name
+from fuselab.prove.value_patterns import FINITE_PATTERNS, PATTERNS, patterned
 
 Element = TypeVar("Element")
 
@@ -33,11 +35,12 @@ LARGE = (1 << 12, 1 << 16, 1 << 17, 1 << 20)
 _SMALL = (1, 2, 3, 5, 7)
 _BOTH = 3  # the place that stands for the first two sizes, which are then both large
 _UNITS = (64, 256, 1024, 4096)  # of which large sizes are multiples, if not by chance
-# Sizes for which kernels have a path of their own: all small ones, those around powers of two and
-# around multiples of 1000.
+# Sizes for which kernels have a path of their own: all small ones, which --quick takes too, those
+# around powers of two and around multiples of 1000.
+SMALL_SWEPT = 300
 SWEPT = tuple(
     sorted(
-        {*range(1, 130)}
+        {*range(1, SMALL_SWEPT + 1)}
         | {(1 << bits) + step for bits in range(7, 14) for step in range(-4, 5)}
         | {1000 * number + step for number in range(1, 11) for step in (-1, 0, 1)}
     )
@@ -76,7 +79,7 @@ SPECIAL_VALUES = (
     "NaN",
 )
 VALUES = ("normal", *SPECIAL_VALUES)
-_FINITE_VALUES = ("normal", "zeros", "equal", "wide", "subnormal")
+_FINITE_VALUES = ("normal", "zeros", "equal", "wide", "subnormal", *FINITE_PATTERNS)
 
 KEPT_NAMES = 2
 
@@ -190,6 +193,15 @@ class RecordedDraw:
     def resumed(self, state: Mapping[str, Any]) -> RecordedDraw:
         """Return this draw as another process left it, ready to draw on."""
         return replace(self, **{**state, "large": 0, "swept": False})  # their places were drawn
+
+    def twin(self) -> RecordedDraw:
+        """Return a copy that draws on as this draw would, and leaves it as it is."""
+        other = copy.copy(self)
+        other.choices, other.seeds, other.notes = [*self.choices], [*self.seeds], [*self.notes]
+        if self.source is not None:
+            other.source = random.Random()
+            other.source.setstate(self.source.getstate())
+        return other
 
     def below(self, bound: int) -> int:
         """Draw an integer in [0, bound) and record it; 0 is the simplest."""
@@ -341,21 +353,25 @@ class RecordedDraw:
     ) -> Tensor:
         """Draw an integer tensor of ``shape`` with values in [low, high) and a random layout.
 
-        The values are arbitrary, all equal (the ids of one hot row), or only the least and the
-        largest. The memory around the elements holds ``low``, a valid value, so that reading it
-        shows and does not crash.
+        The values are arbitrary, all equal (the ids of one hot row), only the least and the
+        largest, ascending along the last dimension, or counted from ``low``. The memory around the
+        elements holds ``low``, a valid value, so that reading it shows and does not crash.
         """
         if low >= high:
             raise ValueError(f"no integer lies in [{low}, {high})")
         _refuse_too_large(shape)
         layout = self._in_turn(self.layouts)
-        kind = ("any", "equal", "ends")[self.below(3)]
+        kind = ("any", "equal", "ends", "ascending", "counted")[self.below(5)]
         generator = torch.Generator().manual_seed(self._seed())
         values = torch.randint(low, high, shape, generator=generator)
         if kind == "equal" and values.numel():
             values = values.reshape(-1)[:1].expand(values.numel()).reshape(shape).contiguous()
         elif kind == "ends":
             values = torch.where(values % 2 == 0, low, high - 1)
+        elif kind == "ascending" and values.ndim:
+            values = values.sort(-1).values
+        elif kind == "counted":
+            values = (low + torch.arange(values.numel()) % (high - low)).reshape(shape)
         tensor = lay_out(values.to(dtype), layout, self.device, around=low)
         self.notes.append(f"{describe(tensor)} {kind} in [{low}, {high})")
         return tensor
@@ -392,10 +408,12 @@ def _refuse_too_large(shape: tuple[int, ...]) -> None:
 
 
 def make_values(kind: str, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
-    """Return a contiguous CPU tensor of ``shape`` with values of ``kind`` (one of ``VALUES``);
-    equal seeds give equal values."""
+    """Return a contiguous CPU tensor of ``shape`` with values of ``kind`` (one of ``VALUES`` or
+    ``PATTERNS``); equal seeds give equal values."""
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+    if kind in PATTERNS:
+        return patterned(kind, normal, dtype)
     limits = torch.finfo(dtype)
     if kind == "normal":
         return normal.to(dtype)

@@ -90,6 +90,12 @@ _CONTINUOUS = frozenset(
 )
 
 
+# Operators that compare numbers, which the derivatives of activations are made of.
+_COMPARED = frozenset(
+    getattr(_aten, name) for name in ("eq", "ge", "gt", "le", "lt", "ne", "sgn", "sign")
+)
+
+
 @functools.cache
 def _all_definitions() -> dict[Any, Any]:
     found = {**core_aten_decompositions(), **get_decompositions([_aten.gelu]), **definitions()}
@@ -101,12 +107,15 @@ def _all_definitions() -> dict[Any, Any]:
 class Rounded(TorchDispatchMode):
     """Move every result by at most ``unit`` of itself, at random after ``seed``.
 
-    With ``alike``, equal elements of one result move alike. ``jumps`` says after a run whether any
+    With ``alike``, equal elements of one result move alike. What is compared with a number counts
+    as 0 up to ``lost``, as where a kernel keeps it in a dtype that holds no smaller one: the
+    gradient of a ReLU is taken from its stored result. ``jumps`` says after a run whether any
     operator of it was one that can jump.
     """
 
-    def __init__(self, seed: int, unit: float, alike: bool = False) -> None:
+    def __init__(self, seed: int, unit: float, alike: bool = False, lost: float = 0.0) -> None:
         super().__init__()
+        self.lost = lost
         self.unit, self.seed, self.alike, self.jumps = unit, seed, alike, False
         self.definitions = _all_definitions()
         self.least = 2.0**-149 if unit > 2.0**-52 else 2.0**-1074
@@ -125,6 +134,8 @@ class Rounded(TorchDispatchMode):
                 found = definition(*args, **kwargs)
             if found is not NotImplemented:
                 return found
+        if self.lost and func.overloadpacket in _COMPARED:
+            args = [self._without_lost(value) for value in args]
         found = func(*args, **kwargs)
         schema = func._schema
         is_view = any(one.alias_info is not None for one in schema.returns)
@@ -161,6 +172,11 @@ class Rounded(TorchDispatchMode):
             total = self._moved(total, size, False)
         with self:
             return (terms - output * total).to(input_dtype)
+
+    def _without_lost(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        return torch.where(value.abs() <= self.lost, 0.0, value)
 
     def _moved(self, value: Any, size: Tensor | None, in_place: bool) -> Any:
         """Return ``value`` moved by at most ``unit`` of itself, or of ``size``; zeros, infinities

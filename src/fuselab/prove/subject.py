@@ -16,6 +16,7 @@ from fuselab.op import dtype_name as name_of_dtype
 from fuselab.prove import asked_inputs
 from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import differentiable, tensor_names, written_places
+from fuselab.prove.asked_calls import with_gradients
 from fuselab.prove.bar_of_end import as_one_list, bar_of_end
 from fuselab.prove.draw import LARGE, LAYOUTS, VALUES, RecordedDraw, describe
 from fuselab.prove.facts import CaseFacts, Facts, facts_of
@@ -125,16 +126,31 @@ class Subject:
         names: Sequence[str],
         procedure: Callable[..., Any],
         *options: Any,
+        known: Sequence[Sequence[Tensor | None]] = (),
     ) -> Bar:
         """Return the bar for what ``procedure`` returns after ``options`` for ``values``, which it
         takes one by one if it is ``results``, else as one list; ``names`` are those of the
-        results."""
+        results, ``known`` is for ``bar_of_end``."""
 
         def asked(values: Sequence[Any]) -> tuple[Any, ...]:
             return (*options, *(values if procedure is results else as_one_list(values)))
 
-        bar = bar_of_end(self.reference, procedure, values, names, asked)
+        bar = bar_of_end(self.reference, procedure, values, names, asked, known=known)
         return bar if self.copies is None else bar.with_few_copies(self.copies)
+
+    def call_bar(
+        self,
+        values: Sequence[Any],
+        places: Sequence[int] | None,
+        known: Sequence[Sequence[Tensor | None]] = (),
+    ) -> Bar:
+        """Return the bar for the results of a call on ``values``, or for its outputs and the
+        gradients of the tensors at ``places``; the upstream gradients then end ``values``."""
+        if places is None:
+            return self.bar_for(values, self.result_names(values), results, known=known)
+        names = tensor_names(self.op, values[:-1])
+        labels = [*output_names(self.op), *(f"gradient of {names[place]}" for place in places)]
+        return self.bar_for(values, labels, with_gradients, places, known=known)
 
     @property
     def dtype_name(self) -> str:
@@ -171,6 +187,39 @@ class Subject:
         first of them, with at most ``_INTERPRETED_SIZE`` rows. The sizes of a ``small`` one are
         below 10.
         """
+        asked = self._draw_asked(
+            *(check, index, layouts, values, replay, max_numel, turn, large, small, swept)
+        )
+        return self._trial(check, index, asked, self._declared(asked_inputs.drawn, *asked))
+
+    def draw_together(
+        self, check: str, indices: Sequence[int], turns: Sequence[int | None], **options: Any
+    ) -> list[Trial | None]:
+        """Draw the trials with several indices in one message; see ``draw``."""
+        several = [
+            self._draw_asked(check, index, turn=turn, **options)
+            for index, turn in zip(indices, turns, strict=True)
+        ]
+        found = self._declared(asked_inputs.drawn_together, several)
+        return [
+            self._trial(check, index, asked, one)
+            for index, asked, one in zip(indices, several, found, strict=True)
+        ]
+
+    def _draw_asked(
+        self,
+        check: str,
+        index: int,
+        layouts: Sequence[str] = LAYOUTS,
+        values: Sequence[str] = VALUES,
+        replay: Sequence[int] | None = None,
+        max_numel: int | None = None,
+        turn: int | None = None,
+        large: bool = False,
+        small: bool = False,
+        swept: bool = False,
+    ) -> tuple[Any, ...]:
+        """Return the arguments of ``asked_inputs.drawn`` for one trial."""
         most = min(max_numel or self.max_numel, self.max_numel)
         if swept and self.interpreted:
             most = _INTERPRETED_SWEEP
@@ -187,8 +236,7 @@ class Subject:
             "large": 0 if not large else 1 if self.interpreted else len(LARGE),
             "largest_size": _INTERPRETED_SIZE if self.interpreted else 1 << 30,
         }
-        found = self._declared(
-            asked_inputs.drawn,
+        return (
             self.implementation,
             options,
             self.source(check, index),
@@ -196,8 +244,12 @@ class Subject:
             [case.name for case in self.small_cases()],
             self.seed,
         )
+
+    def _trial(self, check: str, index: int, asked: Sequence[Any], found: Any) -> Trial | None:
+        """Return the trial that the reference's process drew, or None where it refused it."""
         if found is None:
             return None
+        _, options, *_ = asked
         return Trial(found["args"], self._resumed(options, check, index, found["state"]), "drawn")
 
     def _declared(self, procedure: Callable[..., Any], *args: Any) -> Any:
@@ -263,9 +315,12 @@ class Subject:
         """Return the places of the tensors that can have a gradient."""
         return differentiable(self.op, args)
 
-    def upstream(self, trial: Trial) -> tuple[Tensor, ...]:
-        """Draw an upstream gradient for each floating output of ``trial``."""
+    def upstream(
+        self, trial: Trial, expected: Sequence[Tensor] | None = None
+    ) -> tuple[Tensor, ...]:
+        """Draw an upstream gradient for each floating output of ``trial``; ``expected`` are the
+        reference's outputs where they are known."""
+        outputs = self.expected(*trial.args) if expected is None else expected
         return tuple(
-            trial.draw.gradient(*output.shape, dtype=output.dtype)
-            for output in floating(self.expected(*trial.args))
+            trial.draw.gradient(*output.shape, dtype=output.dtype) for output in floating(outputs)
         )

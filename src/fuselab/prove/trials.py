@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fuselab.errors import TargetError
 from fuselab.op import tensors_in
-from fuselab.prove.accuracy import Bar
-from fuselab.prove.arguments import tensor_names
-from fuselab.prove.asked_calls import with_gradients
-from fuselab.prove.draw import shrink
+from fuselab.prove.accuracy import Bar, evaluations
+from fuselab.prove.arguments import copy_of_storage, mapped
+from fuselab.prove.asked_calls import each, with_gradients
+from fuselab.prove.draw import SMALL_SWEPT, SWEPT, shrink
 from fuselab.prove.held import CandidateError, RemoteError, is_a, results, runs_kernels, said
-from fuselab.prove.outputs import output_names
 from fuselab.prove.result import Result, Verdict
 from fuselab.prove.subject import Subject, Trial
 
@@ -55,7 +55,8 @@ class Check:
     list, which is taken in turn, or with --quick by chance. With ``non_empty``, inputs without
     elements are drawn anew, and those of which none has ``least_numel`` elements. One that
     ``repeats`` calls the implementation dozens of times in each trial. With ``simplest``, the first
-    trial is the simplest there is: every size is 1.
+    trial is the simplest there is: every size is 1. With ``together``, a trial judges the results
+    of a call, or its results and gradients, and nothing else, so that many are made in one message.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Check:
     swept: bool = False
     repeats: bool = False
     simplest: bool = False
+    together: Literal["", "results", "gradients"] = ""
 
 
 _COPIES_OF_A_SEARCH = 4
@@ -87,6 +89,10 @@ _DRAWS_OF_A_SIZE = 4
 MOST_INTERPRETED_ROWS = 200
 _DRAWS_WHEN_LATE = 6
 _DRAWS = 20  # how often a trial of a ``non_empty`` check is drawn anew
+# Trials in one message: at first, at most, and the seconds after which fewer follow.
+_FIRST_TOGETHER, _MOST_TOGETHER, _TOGETHER_S = 4, 64, 0.5
+_SPREAD = 7  # has no factor in common with the number of swept sizes
+_SWEPT_BY_CHANCE = 40
 LEAST_SHARE = 0.25  # the share of a check's trials that is run even after its time has ended
 
 
@@ -103,25 +109,17 @@ def run_check(
     refusal = check.applies(subject)
     if refusal is not None:
         return Result(check.name, refusal[0], refusal[1])
-    tried, untried, refused, planned, unsupported = 0, 0, None, 0, 0
+    tried, untried, refused, made, unsupported = 0, 0, None, 0, 0
     not_judged = None
     worst = Outcome()
-    hurried = is_hurried(subject)
-    ends = check.source == "draws" or hurried
     count = planned_trials(subject, check)
     if check.source == "cases":
         count = len(subject.small_cases())
-    least = 1 if hurried else max(1, round(count * LEAST_SHARE))
-    for begun, (label, trial) in enumerate(_trials(subject, check, case, until)):
-        if ends and begun >= least and time.monotonic() > until:
-            planned = count - begun
-            break
+    for label, trial, outcome in _attempts(subject, check, case, until):
+        made += 1
         if trial is None:
             unsupported += 1
             continue
-        outcome = Outcome(untried=True)
-        if not _is_truncated(subject, trial):
-            outcome = attempt(subject, check, trial)
         if outcome.untried:
             untried += 1
             continue
@@ -136,6 +134,7 @@ def run_check(
             worst = outcome
         if outcome.problem is not None:
             return _failure(subject, check, label, trial, outcome, tried)
+    planned = count - made if case is None else 0
     if not_judged is not None:
         return Result(check.name, Verdict.NOT_JUDGED, not_judged, unsupported=unsupported)
     if tried == 0:
@@ -172,6 +171,8 @@ def is_hurried(subject: Subject) -> bool:
 def planned_trials(subject: Subject, check: Check) -> int:
     """Return how many inputs a check draws: a third as many under the slow interpreter."""
     count = check.quick if subject.quick else check.full
+    if check.swept and subject.quick and _turn_of(subject, check, 0) is None:
+        count = _SWEPT_BY_CHANCE
     count = (count + 2) // 3 if subject.interpreted else count
     return count + _has_simplest(subject, check)
 
@@ -196,28 +197,172 @@ def attempt(subject: Subject, check: Check, trial: Trial) -> Outcome:
         return Outcome(f"raised {said(error, 200)}")
 
 
-def _trials(subject: Subject, check: Check, case: str | None, until: float) -> Any:
-    """Yield (label, trial) pairs; the label is a case's name or choices joined by dots, else None.
-    After ``until`` a hurried row takes the smallest of several draws."""
+Attempt = tuple[str | None, Trial | None, Outcome]
+
+
+def _attempts(subject: Subject, check: Check, case: str | None, until: float) -> Iterator[Attempt]:
+    """Yield the label, the trial (None where it is refused) and the outcome of every trial; the
+    label is a case's name or choices joined by dots, else None.
+
+    After ``until`` no trial begins once enough were made. A hurried row then takes the smallest of
+    several draws.
+    """
     if check.source == "cases":
         made = (
             (known.name, subject.from_case(check.name, known))
             for known in subject.small_cases()
             if case is None or case == known.name
         )
-        yield from sorted(made, key=_elements) if is_hurried(subject) else made
+        hurried = is_hurried(subject)
+        for number, (label, trial) in enumerate(sorted(made, key=_elements) if hurried else made):
+            if hurried and number and time.monotonic() > until:
+                return
+            yield label, trial, _alone(subject, check, trial)
         return
     if case is not None:
-        yield case, _replay(subject, check, [int(choice) for choice in case.split(".")])
+        trial = _replay(subject, check, [int(choice) for choice in case.split(".")])
+        yield case, trial, _alone(subject, check, trial)
         return
+    count = planned_trials(subject, check) - _has_simplest(subject, check)
+    least = 1 if is_hurried(subject) else max(1, round(count * LEAST_SHARE))
     if _has_simplest(subject, check):
-        yield None, _replay(subject, check, [])
-    for index in range(planned_trials(subject, check) - _has_simplest(subject, check)):
-        is_late = is_hurried(subject) and time.monotonic() > until
-        yield (
-            None,
-            _smallest_drawn(subject, check, index) if is_late else _drawn(subject, check, index),
+        trial = _replay(subject, check, [])
+        yield None, trial, _alone(subject, check, trial)
+    begun, length = 0, _FIRST_TOGETHER
+    while begun < count and (begun < least or time.monotonic() <= until):
+        begin = time.monotonic()
+        if not _is_together(subject, check):
+            is_late = is_hurried(subject) and begin > until
+            trial = (_smallest_drawn if is_late else _drawn)(subject, check, begun)
+            yield None, trial, _alone(subject, check, trial)
+            begun += 1
+            continue
+        indices = range(begun, min(begun + length, count))
+        for trial, outcome in _together(subject, check, indices):
+            yield None, trial, outcome
+        begun += len(indices)
+        taken_s = time.monotonic() - begin
+        length = min(2 * length, _MOST_TOGETHER) if taken_s < _TOGETHER_S else max(1, length // 2)
+
+
+def _alone(subject: Subject, check: Check, trial: Trial | None) -> Outcome:
+    """Return the outcome of one trial; untried where it is refused or cannot be judged."""
+    if trial is None or _is_truncated(subject, trial):
+        return Outcome(untried=True)
+    return attempt(subject, check, trial)
+
+
+def _is_together(subject: Subject, check: Check) -> bool:
+    """Return whether several trials are made in one message. The interpreter, which takes the time
+    itself, gains nothing."""
+    return bool(check.together) and not subject.interpreted
+
+
+def _together(
+    subject: Subject, check: Check, indices: Sequence[int]
+) -> Iterator[tuple[Trial | None, Outcome]]:
+    """Yield the trials with these indices and their outcomes, made in one message to either
+    process; one by one where that raises, so that the trial at fault is named."""
+    trials = _drawn_together(subject, check, indices)
+    kept = [trial for trial in trials if trial is not None and _has_meaning(check, trial)]
+    try:
+        outcomes = iter(_judged_together(subject, check, kept))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        outcomes = (attempt(subject, check, trial) for trial in kept)
+    for trial in trials:
+        if trial is None or not _has_meaning(check, trial):
+            yield trial, Outcome(untried=True)
+        else:
+            yield trial, next(outcomes)
+
+
+def _has_meaning(check: Check, trial: Trial) -> bool:
+    return check.together != "gradients" or trial.draw.reaches_its_size
+
+
+def _judged_together(subject: Subject, check: Check, trials: Sequence[Trial]) -> list[Outcome]:
+    """Return the outcomes of trials whose results, and gradients where ``check.together`` says so,
+    are asked for in one message to either process."""
+    # A trial that fails is drawn on when its smallest case is looked for.
+    twins = [replace(trial, draw=trial.draw.twin()) for trial in trials]
+    with_backward = check.together == "gradients" and subject.op.gradient is not None
+    several: list[list[Any]] = [list(trial.args) for trial in twins]
+    if with_backward:
+        expected = subject.reference.ask(each, results, [tuple(args) for args in several])
+        for args, twin, outputs in zip(several, twins, expected, strict=True):
+            args.append(subject.upstream(twin, outputs))
+    places = [subject.differentiable(trial.args) for trial in twins]
+
+    def asked(place: int, values: Sequence[Any]) -> tuple[Any, ...]:
+        return (places[place], list(values)) if with_backward else tuple(values)
+
+    procedure = with_gradients if with_backward else results
+    lists = [evaluations(mapped(_copied, values)) for values in several]
+    found = iter(
+        subject.reference.ask(
+            each,
+            procedure,
+            [asked(place, values) for place, some in enumerate(lists) for values in some],
         )
+    )
+    bars = [
+        subject.call_bar(
+            values, places[place] if with_backward else None, [next(found) for _ in some]
+        )
+        for place, (values, some) in enumerate(zip(several, lists, strict=True))
+    ]
+    given = subject.candidate.ask(
+        each, procedure, [asked(place, values) for place, values in enumerate(several)]
+    )
+    return [judged(bar, one) for bar, one in zip(bars, given, strict=True)]
+
+
+def _copied(value: Any) -> Any:
+    return copy_of_storage(value) if isinstance(value, Tensor) else value
+
+
+def _drawn_together(subject: Subject, check: Check, indices: Sequence[int]) -> list[Trial | None]:
+    """Draw the trials with these indices in one message; one by one where one does not suit the
+    check, or where that raises."""
+    try:
+        trials = subject.draw_together(
+            check.name,
+            indices,
+            [_turn_of(subject, check, index) for index in indices],
+            layouts=check.layouts,
+            values=check.values,
+            max_numel=check.max_numel,
+            large=check.large,
+            small=check.deep,
+            swept=check.swept,
+        )
+    except TargetError:
+        return [_drawn(subject, check, index) for index in indices]
+    again = check.non_empty or check.large or check.deep
+    return [
+        trial
+        if trial is not None and (not again or _suits(check, trial, index))
+        else _drawn(subject, check, index)
+        for index, trial in zip(indices, trials, strict=True)
+    ]
+
+
+def _turn_of(subject: Subject, check: Check, index: int) -> int | None:
+    """Return the number that decides what a trial takes in turn, None where chance decides.
+
+    With --quick the small sizes are swept, of the first two dimensions, in the first dtype; in an
+    order in which any quarter of them is spread over all.
+    """
+    if not check.turns:
+        return None
+    if not (check.swept and subject.quick):
+        return index
+    if not subject.first or subject.interpreted or subject.device.type == "cuda":
+        return None
+    place, number = divmod(index * _SPREAD % (2 * SMALL_SWEPT), SMALL_SWEPT)
+    return place * len(SWEPT) + number if index < 2 * SMALL_SWEPT else None
 
 
 def _smallest_drawn(subject: Subject, check: Check, index: int) -> Trial | None:
@@ -259,7 +404,7 @@ def _drawn(subject: Subject, check: Check, index: int) -> Trial | None:
             check.layouts,
             check.values,
             max_numel=check.max_numel,
-            turn=index if check.turns and not (check.swept and subject.quick) else None,
+            turn=_turn_of(subject, check, index),
             large=check.large,
             small=check.deep,
             swept=check.swept,
@@ -451,7 +596,4 @@ def call_bar(
         return subject.bar(args), (results, *args)
     places = subject.differentiable(args)
     values = [*args, subject.upstream(trial) if upstream is None else tuple(upstream)]
-    names = tensor_names(subject.op, args)
-    labels = [*output_names(subject.op), *(f"gradient of {names[place]}" for place in places)]
-    bar = subject.bar_for(values, labels, with_gradients, places)
-    return bar, (with_gradients, places, values)
+    return subject.call_bar(values, places), (with_gradients, places, values)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 _HEAD = struct.Struct("<QI")  # bytes of the JSON text, number of storages
 _SIZE = struct.Struct("<Q")  # bytes of one storage
+_JOINED_BYTES = 1 << 20  # up to which the storages of a message cross at once
 MOST_TEXT_BYTES = 1 << 28
 MOST_STORAGES = 1 << 16
 _PROCEDURES = "fuselab.prove."  # the modules whose functions may be asked for by name
@@ -175,10 +176,14 @@ def send(channel: socket.socket, value: Any, timeout_s: float | None = None) -> 
     head = _HEAD.pack(len(text), len(encoder.storages))
     sizes = b"".join(_SIZE.pack(raw.numel()) for raw in encoder.storages)
     channel.settimeout(timeout_s)
-    channel.sendall(head + text + sizes)
-    for raw in encoder.storages:
-        if raw.numel():
-            channel.sendall(_bytes_of(raw))
+    begin = head + text + sizes
+    filled = [_bytes_of(raw) for raw in encoder.storages if raw.numel()]
+    if sum(map(len, filled)) <= _JOINED_BYTES:
+        channel.sendall(b"".join((begin, *filled)))
+        return
+    channel.sendall(begin)
+    for content in filled:
+        channel.sendall(content)
 
 
 def receive(
@@ -210,13 +215,18 @@ def receive(
     if sum(sizes) > most_bytes:
         raise WireError(f"an answer holds {sum(sizes)} bytes of tensors")
     storages = []
+    is_joined = sum(sizes) <= _JOINED_BYTES
+    joined = memoryview(bytearray(sum(sizes) if is_joined else 0))
+    _fill(channel, joined, until)
     place = torch.device("cpu") if device is None else device
     for size in sizes:
         try:
             raw = torch.empty(size, dtype=torch.uint8)
         except RuntimeError:
             raise WireError(f"an answer holds {sum(sizes)} bytes of tensors") from None
-        if size:
+        if size and is_joined:
+            _bytes_of(raw)[:], joined = joined[:size], joined[size:]
+        elif size:
             _fill(channel, _bytes_of(raw), until)
         storages.append(raw.to(place))
     try:
