@@ -21,6 +21,7 @@ from gallery import (
     wrong_kinds,
     wrong_memory,
     wrong_outputs,
+    wrong_patterns,
     wrong_sizes,
     wrong_state,
 )
@@ -48,6 +49,7 @@ NARROW = [
     *wrong_memory.EXHIBITS,
     *wrong_declarations.EXHIBITS,
     *wrong_kinds.EXHIBITS,
+    *wrong_patterns.EXHIBITS,
 ]
 OTHERS: dict[str, Callable[[str, str], FusedOp]] = {
     "in_place": in_place.make_op,
@@ -60,7 +62,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # These take a second each, and show nothing about an operator that another check is about.
 SLOW = {"operator", "compile", "compiled gradients", "torch.func", "many calls", "two threads"}
 SLOW |= {"two large threads"}
-SLOW |= {"held outputs", "leaks", "large", "large mixture"}
+SLOW |= {"held outputs", "leaks", "sizes", "large", "large mixture"}
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import functools
 import gc
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -169,8 +170,8 @@ def leaked(
     nothing counts the memory in use.
 
     Memory that is taken once, as by a cache, does not count; the calls of two spans of ``count``
-    must each take more, and so must those of two spans after them. The same is asked of address
-    space, open files and threads.
+    must each take more, and so must those of two spans after them. The same is asked of Python's
+    small objects, address space, open files and threads.
     """
     in_use = memory_in_use(tensors_in(args)[0].device)
     if in_use is None:
@@ -180,9 +181,9 @@ def leaked(
         found = _growth(make, calls, [in_use_of for in_use_of, _ in counters.values()])
         for (counted, (in_use_of, least)), growth in zip(counters.items(), found, strict=True):
             if growth >= least * calls:
-                # Once more, for what fills slowly; with collections of Python's cycles, of which
-                # each takes 50 ms.
-                (growth,) = _growth(make, calls, [in_use_of], collect=counted == "bytes")
+                # Once more, for what fills slowly.
+                with_cycles = counted in ("bytes", "objects of Python")
+                (growth,) = _growth(make, calls, [in_use_of], collect=with_cycles)
             if growth >= least * calls:
                 return _kept(calls, what, f"{growth} {counted}")
     return None
@@ -202,6 +203,7 @@ def _pages_mapped() -> int:
 
 # What a process can run out of beside memory: how to count it, and what a call must keep to fail.
 _OTHER_RESOURCES: dict[str, tuple[Callable[[], int], float]] = {
+    "objects of Python": (sys.getallocatedblocks, 0.75),  # small ones, which no allocator of C sees
     "pages of address space": (_pages_mapped, 1.0),
     "open files": (lambda: len(os.listdir("/proc/self/fd")), 0.5),
     "threads": (lambda: len(os.listdir("/proc/self/task")), 0.5),
@@ -215,14 +217,22 @@ def _growth(
     collect: bool = False,
 ) -> list[int]:
     """Return by how much what each of ``counters`` counts grows over each of two spans of ``count``
-    calls, the lesser of the two, after a shorter span that fills caches."""
+    calls, the lesser of the two, after a shorter span that fills caches. With ``collect``, Python's
+    cycles are collected after each of four spans."""
     readings = []
-    for calls in (count // 4, count, count):
-        for _ in range(calls):
-            make()
+    if collect:
+        gc.collect()
+        gc.freeze()  # what is there before is not looked through again, which takes 50 ms each time
+    try:
+        for calls in (count // 4, *[count] * (4 if collect else 2)):
+            for _ in range(calls):
+                make()
+            if collect:
+                gc.collect()
+            readings.append([counter() for counter in counters])
+    finally:
         if collect:
-            gc.collect()
-        readings.append([counter() for counter in counters])
+            gc.unfreeze()
     return [
         min(later - earlier for earlier, later in itertools.pairwise(one))
         for one in zip(*readings, strict=True)

@@ -108,6 +108,23 @@ def model_results(held: HeldModel, seed: int, values: Sequence[Any]) -> list[Ten
         return _tensors(model(*args))
 
 
+def returned(held: HeldModel, seed: int, values: Sequence[Any]) -> str:
+    """Return in words what containers the outputs of a call are in; a list counts as a tuple."""
+    *args, _ = values
+    assert held.model is not None
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        return _containers(held.model(*args))
+
+
+def _containers(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_containers, value))}{',' * (len(value) == 1)})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {_containers(one)}" for key, one in value.items()) + "}"
+    return "a tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
 def kept_results(held: HeldModel, seed: int, values: Sequence[Any]) -> list[Tensor]:
     """Return the outputs of a call as ``model_results`` does, and keep them here too."""
     held.kept, held.kept_args = model_results(held, seed, values), list(values)

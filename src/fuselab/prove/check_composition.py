@@ -19,7 +19,7 @@ from fuselab.errors import ArgumentError
 from fuselab.op import dtype_name
 from fuselab.prove.bar_of_end import bar_of_end
 from fuselab.prove.draw import RecordedDraw
-from fuselab.prove.held import End, HeldWhole, Here, RemoteError, said
+from fuselab.prove.held import End, HeldWhole, Here, RemoteError, fault_of
 from fuselab.prove.result import Group, Result, Verdict
 from fuselab.prove.trials import Outcome, judged
 
@@ -125,7 +125,7 @@ def _group(
         try:
             outcome = _judged(whole, args)
         except Exception as error:
-            outcome = Outcome(f"raised {said(error, 200)}", share_of_bar=float("inf"))
+            outcome = Outcome(fault_of(error, 200), share_of_bar=float("inf"))
         if outcome is None:
             result = replace(result, unsupported=result.unsupported + 1)
             continue

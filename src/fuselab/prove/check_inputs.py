@@ -204,8 +204,10 @@ def other_floats_are_right(subject: Subject, trial: Trial) -> Outcome:
         outcome = _with_floats(subject, trial, near)
     others = [{place: value * factor for place, value in numbers.items()} for factor in (0.0, -1.0)]
     for place in places:
-        large = (1 + trial.draw.below(8) / 8) * 2.0 ** (4 + 2 * trial.draw.below(_FLOAT_STEPS))
-        others += [{place: number} for number in (large, -large, 1 / large, -1 / large)]
+        part, first = 1 + trial.draw.below(8) / 8, trial.draw.below(_FLOAT_STEPS)
+        for step in range(first, first + _FLOAT_STEPS, _FLOAT_STEPS // 3):  # one of each third
+            large = part * 2.0 ** (4 + 2 * (step % _FLOAT_STEPS))
+            others += [{place: number} for number in (large, -large, 1 / large, -1 / large)]
     if is_hurried(subject):
         start = trial.draw.below(len(others))
         others = [*others[start:], *others[:start]][:_HURRIED_FLOATS]

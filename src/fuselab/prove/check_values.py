@@ -12,6 +12,7 @@ from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import (
     MOST_INTERPRETED_ROWS,
+    QUICK_SWEEPS,
     Check,
     Outcome,
     call_bar,
@@ -98,7 +99,7 @@ CHECKS = (
     Check(
         "sizes",
         all_is_right,
-        quick=2 * SMALL_SWEPT + 40,
+        quick=len(QUICK_SWEEPS) * SMALL_SWEPT + 40,
         full=2 * len(SWEPT),
         together="gradients",
         turns=True,
@@ -142,6 +143,8 @@ CHECKS = (
         full=12 * len(PATTERNS),
         max_numel=1024,
         turns=True,
+        non_empty=True,
+        least_numel=24,
         together="gradients",
     ),
     # Rows that span many magnitudes, nothing narrower inside.

@@ -120,7 +120,8 @@ class RecordedDraw:
     ``large`` makes one drawn size exceed a number of ``LARGE`` (of the last one, the product of
     the sizes does), or the product of the first two, and the others small; of the first ``large``
     numbers one is taken, and no size exceeds ``largest_size``. With ``small``, all sizes are below
-    10. With ``swept``, one size is of ``SWEPT``, and the others are small.
+    10. With ``swept``, one size is of ``SWEPT``, the others are small, and choices, except between
+    names, are mostly the simplest.
     """
 
     device: torch.device
@@ -308,7 +309,11 @@ class RecordedDraw:
         if self.names is not None and named and len(options) > KEPT_NAMES:
             kept = sorted(self.names.sample(range(len(options)), KEPT_NAMES))
             options = [options[place] for place in kept]
-        return options[self.below(len(options))]
+        place = self.below(len(options))
+        if self._swept_size and self.source is not None and self.replay is None and not named:
+            # The first is the simplest, such as a matrix, of whose rows any number is to be tried.
+            place = self.choices[-1] = 0 if self.source.randrange(3) else place
+        return options[place]
 
     def uniform(self, low: float, high: float) -> float:
         """Draw a float in [low, high], in steps of a 256th of the interval."""

@@ -194,6 +194,16 @@ def said(error: BaseException, most: int) -> str:
     return summary(error, most)
 
 
+def fault_of(error: BaseException, most: int) -> str:
+    """Return what a call did wrong, as a predicate: what it raised, or returned in place of a
+    tensor."""
+    if isinstance(error, CandidateError) or "WireError" in kinds_of(error):
+        return _first_line(error)
+    if "0 active drivers" in str(error):
+        return "launches a Triton kernel, which needs a GPU, and there is none here"
+    return f"raised {said(error, most)}"
+
+
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "")
 

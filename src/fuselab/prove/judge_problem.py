@@ -39,7 +39,7 @@ from fuselab.prove.asked_problem import ANSWER, PROBLEM, model_results
 from fuselab.prove.asked_timing import Change
 from fuselab.prove.bar_of_end import bar_of_end
 from fuselab.prove.check_memory import same_bits
-from fuselab.prove.held import CandidateError, RemoteError, said
+from fuselab.prove.held import CandidateError, RemoteError, fault_of, said
 from fuselab.prove.outside_clock import (
     Clock,
     drawn_change,
@@ -134,6 +134,7 @@ class Problem:
     device: torch.device
     seed: int
     initial: list[Any] = field(default_factory=list)
+    returned: str = ""  # what kinds of containers the model's outputs are in
     state: dict[str, Tensor] = field(default_factory=dict)
     trials: list[tuple[list[Any], Bar]] = field(default_factory=list)
     near: tuple[list[Any], Bar] | None = None  # the first inputs with a few other elements
@@ -155,6 +156,9 @@ class Problem:
                     asked_problem.problem_inputs, self.seed + number, self.device
                 )
                 self.trials.append((args, self.bar(args)))
+            self.returned = self.reference.ask(
+                asked_problem.returned, self.seed, [*self.trials[0][0], torch.float32]
+            )
             (first, _), (second, _) = self.trials[:2]
             near = near_inputs(first, second, random.Random(self.seed))
             if near is not None and self.runs(near):
@@ -298,9 +302,7 @@ def _judge(
             except TargetError as error:
                 report = _replaced(report, Judgement.FAILED, str(error))
             except (RemoteError, CandidateError) as error:
-                told = said(error, 200)
-                text = f"raised {told}" if isinstance(error, RemoteError) else told
-                report = _replaced(report, Judgement.FAILED, text)
+                report = _replaced(report, Judgement.FAILED, fault_of(error, 200))
             return _replaced(report, report.verdict, report.reason, kept_from=process.holds)
 
 
@@ -338,6 +340,11 @@ def _values(problem: Problem, process: Process, path: str) -> AnswerReport:
         found = _judged(bar, results, where)
         if found[0] >= share:
             share, ours, eager = found
+    returned = process.ask(
+        asked_problem.returned, problem.seed, [*problem.trials[0][0], torch.float32]
+    )
+    if returned != problem.returned:
+        raise _WrongError(f"returns {returned}, the problem {problem.returned}")
     _judge_what_stays(problem, process)
     args = problem.trials[0][0]
     before = [storage_bytes(one) for one in args if isinstance(one, Tensor)]

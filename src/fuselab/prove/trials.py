@@ -16,7 +16,7 @@ from fuselab.prove.accuracy import Bar, evaluations
 from fuselab.prove.arguments import copy_of_storage, mapped
 from fuselab.prove.asked_calls import each, with_gradients
 from fuselab.prove.draw import SMALL_SWEPT, SWEPT, shrink
-from fuselab.prove.held import CandidateError, RemoteError, is_a, results, runs_kernels, said
+from fuselab.prove.held import CandidateError, RemoteError, fault_of, is_a, results, runs_kernels
 from fuselab.prove.result import Result, Verdict
 from fuselab.prove.subject import Subject, Trial
 
@@ -91,6 +91,8 @@ _DRAWS_WHEN_LATE = 6
 _DRAWS = 20  # how often a trial of a ``non_empty`` check is drawn anew
 # Trials in one message: at first, at most, and the seconds after which fewer follow.
 _FIRST_TOGETHER, _MOST_TOGETHER, _TOGETHER_S = 4, 64, 0.5
+# The dimensions of which --quick takes all small sizes; of some inputs the second is left out.
+QUICK_SWEEPS = (0, 1, 1)
 _SPREAD = 7  # has no factor in common with the number of swept sizes
 _SWEPT_BY_CHANCE = 40
 LEAST_SHARE = 0.25  # the share of a check's trials that is run even after its time has ended
@@ -194,7 +196,7 @@ def attempt(subject: Subject, check: Check, trial: Trial) -> Outcome:
     except Exception as error:
         if is_a(error, torch.OutOfMemoryError):
             raise torch.OutOfMemoryError(str(error)) from error
-        return Outcome(f"raised {said(error, 200)}")
+        return Outcome(fault_of(error, 200))
 
 
 Attempt = tuple[str | None, Trial | None, Outcome]
@@ -352,8 +354,8 @@ def _drawn_together(subject: Subject, check: Check, indices: Sequence[int]) -> l
 def _turn_of(subject: Subject, check: Check, index: int) -> int | None:
     """Return the number that decides what a trial takes in turn, None where chance decides.
 
-    With --quick the small sizes are swept, of the first two dimensions, in the first dtype; in an
-    order in which any quarter of them is spread over all.
+    With --quick the small sizes are swept in the first dtype, of ``QUICK_SWEEPS``; in an order in
+    which any quarter of them is spread over all.
     """
     if not check.turns:
         return None
@@ -361,8 +363,9 @@ def _turn_of(subject: Subject, check: Check, index: int) -> int | None:
         return index
     if not subject.first or subject.interpreted or subject.device.type == "cuda":
         return None
-    place, number = divmod(index * _SPREAD % (2 * SMALL_SWEPT), SMALL_SWEPT)
-    return place * len(SWEPT) + number if index < 2 * SMALL_SWEPT else None
+    count = len(QUICK_SWEEPS) * SMALL_SWEPT
+    sweep, number = divmod(index * _SPREAD % count, SMALL_SWEPT)
+    return QUICK_SWEEPS[sweep] * len(SWEPT) + number if index < count else None
 
 
 def _smallest_drawn(subject: Subject, check: Check, index: int) -> Trial | None:

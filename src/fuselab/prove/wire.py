@@ -65,11 +65,11 @@ class _Encoder:
             return self.plain(
                 next(kind for kind in (int, float, str) if isinstance(value, kind))(value)
             )
-        raise WireError(f"a value of type {type(value).__name__} cannot leave its process")
+        raise WireError(f"returned a {_kind_of(value)} where a Tensor was expected")
 
     def _tensor(self, tensor: Tensor) -> list[Any]:
         if type(tensor) not in (Tensor, torch.nn.Parameter):
-            raise WireError(f"returned a {type(tensor).__name__} where a Tensor was expected")
+            raise WireError(f"returned a {_kind_of(tensor)} where a Tensor was expected")
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise WireError(f"returned a tensor of layout {tensor.layout}, not a dense one")
         plain = tensor.detach().resolve_conj().resolve_neg()
@@ -89,6 +89,12 @@ class _Encoder:
             bool(tensor.requires_grad),
             tensor.device.type,
         ]
+
+
+def _kind_of(value: Any) -> str:
+    """Return the name of a value's class, that of an array with the library it is of."""
+    name = type(value).__name__
+    return f"NumPy {name}" if type(value).__module__ == "numpy" else name
 
 
 def _decoded(

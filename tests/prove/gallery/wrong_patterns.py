@@ -1,0 +1,133 @@
+"""The gallery's faults that show for some patterns of values alone: sorted, one-hot, all NaN."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from fuselab.op import FusedOp
+from gallery import honest, wrong
+from gallery.honest import make_op
+from gallery.wrong import Exhibit
+
+EXHIBITS: list[Exhibit] = []
+caught_by = functools.partial(wrong.caught_by, exhibits=EXHIBITS)
+
+
+def wrong_where(
+    name: str, device: str, is_it: Callable[[Tensor], bool], backward: bool = False
+) -> FusedOp:
+    """Return the honest operator, off by a hundredth where ``is_it(input)``, or with ``backward``
+    in its gradients where ``is_it(upstream gradient)``."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        return output * 1.01 if not backward and input.numel() > 3 and is_it(input) else output
+
+    def gradients(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        if backward and grad_output.numel() > 3 and is_it(grad_output):
+            grad_output = grad_output * 1.01
+        return honest.backward(needs, grad_output, *saved)
+
+    return make_op(name, device, forward, gradients)
+
+
+def is_sorted(tensor: Tensor) -> bool:
+    steps = tensor.diff()
+    return tensor.shape[-1] > 2 and bool((steps >= 0).all()) and bool((steps > 0).any())
+
+
+def is_one_hot(tensor: Tensor) -> bool:
+    return tensor.shape[-1] > 2 and bool(((tensor == 0).sum(-1) == tensor.shape[-1] - 1).all())
+
+
+@caught_by("patterns")
+def wrong_for_sorted_rows(device: str) -> FusedOp:
+    """Takes a path of its own where a row ascends, as a search does."""
+    return wrong_where("wrong_for_sorted_rows", device, is_sorted)
+
+
+@caught_by("patterns")
+def wrong_for_one_hot_rows(device: str) -> FusedOp:
+    return wrong_where("wrong_for_one_hot_rows", device, is_one_hot)
+
+
+@caught_by("patterns")
+def wrong_for_whole_numbers(device: str) -> FusedOp:
+    """Computes in integers where all inputs are."""
+
+    def is_whole(tensor: Tensor) -> bool:
+        is_some = bool(tensor.any()) and bool(tensor.isfinite().all())
+        return is_some and bool((tensor == tensor.round()).all())
+
+    return wrong_where("wrong_for_whole_numbers", device, is_whole)
+
+
+@caught_by("patterns")
+def wrong_for_pairs_that_cancel(device: str) -> FusedOp:
+    """Skips work where the inputs sum to 0, and takes that for inputs of zeros."""
+
+    def is_cancelled(tensor: Tensor) -> bool:
+        return bool(tensor.any()) and float(tensor.double().sum()) == 0
+
+    return wrong_where("wrong_for_pairs_that_cancel", device, is_cancelled)
+
+
+@caught_by("patterns")
+def wrong_for_negative_numbers(device: str) -> FusedOp:
+    return wrong_where("wrong_for_negative_numbers", device, lambda one: bool((one < 0).all()))
+
+
+@caught_by("patterns")
+def wrong_far_from_zero(device: str) -> FusedOp:
+    """Keeps fewer digits of inputs that lie closely together."""
+    return wrong_where("wrong_far_from_zero", device, lambda one: bool((one > 5000).all()))
+
+
+@caught_by("patterns")
+def nan_alone_is_dropped(device: str) -> FusedOp:
+    """Takes a tensor of nothing but NaN for one that was never written."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        return output.zero_() if input.numel() > 3 and bool(input.isnan().all()) else output
+
+    return make_op("nan_alone_is_dropped", device, forward)
+
+
+@caught_by("patterns")
+def gradient_wrong_for_one_hot_upstream(device: str) -> FusedOp:
+    """Its upstream gradient is one-hot where a loss picks one element of a row."""
+    name = "gradient_wrong_for_one_hot_upstream"
+    return wrong_where(name, device, is_one_hot, backward=True)
+
+
+@caught_by("sizes")
+def wrong_for_97_columns(device: str) -> FusedOp:
+    """Has a path for one size, which no list of sizes has; --quick tries all up to 300."""
+    return wrong_where("wrong_for_97_columns", device, lambda one: one.shape[-1] == 97)
+
+
+@caught_by("leaks")
+def backward_keeps_a_number(device: str) -> FusedOp:
+    """Appends a small object of Python's per backward, which no allocator of C's sees."""
+    kept: list[float] = []
+
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        kept.append(grad_output.numel() + 0.5)
+        return honest.backward(needs, grad_output, *saved)
+
+    return make_op("backward_keeps_a_number", device, backward=backward)
+
+
+@caught_by("other floats")
+def scale_clipped_at_100000(device: str) -> FusedOp:
+    def forward(input: Tensor, bias: Tensor, scale: float | Tensor) -> Tensor:
+        if not isinstance(scale, Tensor):
+            scale = min(scale, 1e5)
+        return honest.forward(input, bias, scale)
+
+    return make_op("scale_clipped_at_100000", device, forward)
