@@ -246,6 +246,28 @@ def test_a_jump_is_excused_where_eager_may_take_either_side(
     assert judgement.problem is not None and judgement.rows_missed > 5
 
 
+def swiglu(values: list[Tensor]) -> list[Tensor]:
+    return [torch.nn.functional.silu(values[0]) * values[1]]
+
+
+def test_a_product_may_overflow_first_where_a_number_is_so_large_that_its_square_does() -> None:
+    """g u / (1 + exp(-g)) is NaN for the largest -g, where u g sigmoid(g) is 0."""
+    gate, up = torch.tensor([[-3e38, 0.5, 2.0]]), torch.tensor([[2.0, 3e38, 1.0]])
+    other = gate * up / (1 + torch.exp(-gate))
+    assert other.isnan().tolist() == [[True, False, False]] and not other[0, 1].isinf()
+    assert Bar(swiglu, [gate, up], ["output"]).judge([other])[0].problem is None
+    infinite = torch.where(torch.tensor([[False, True, False]]), torch.inf, other)
+    assert Bar(swiglu, [gate, up], ["output"]).judge([infinite])[0].problem is None
+    # Neither the other sign, nor what does not depend on such a number, nor another number.
+    for place, number in ((1, -torch.inf), (2, torch.nan), (2, torch.inf), (1, 0.0), (0, 1e33)):
+        wrong = other.clone()
+        wrong[0, place] = number
+        assert Bar(swiglu, [gate, up], ["output"]).judge([wrong])[0].problem is not None
+    moderate = torch.tensor([[-1e18, 0.5, 2.0]])
+    lost = swiglu([moderate, up])[0].index_fill(1, torch.tensor([0]), torch.nan)
+    assert Bar(swiglu, [moderate, up], ["output"]).judge([lost])[0].problem is not None
+
+
 def relu_of_a_sum(values: list[Tensor]) -> list[Tensor]:
     """The gradient of relu(x + y / 2) by x."""
     x, y, upstream = values

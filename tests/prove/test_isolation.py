@@ -51,7 +51,7 @@ SAID = {
     "kills_its_parent": ("cases", "raised PermissionError|without an answer|is off by"),
     "puts_its_input_back": ("guards", "puts back what was there.* by SIGSEGV"),
     "reads_past_the_page": ("guards", "reads beyond it: .* by SIGSEGV"),
-    "tensor_that_agrees": ("cases", "returned a Agreeing where a Tensor was expected"),
+    "tensor_that_agrees": ("cases", "returned an Agreeing where a Tensor was expected"),
 }
 ON_IMPORT = {
     "exits_on_import": "its import ended its process (exit status 0) without an answer",

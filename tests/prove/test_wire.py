@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -91,10 +92,11 @@ class Own(Tensor):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (torch.ones(2).as_subclass(Own), "a Own where a Tensor"),
+        (torch.ones(2).as_subclass(Own), "returned an Own where a Tensor"),
         (torch.ones(2).to_sparse(), "not a dense one"),
-        (object(), "of type object"),
-        (test_a_large_tensor_arrives, "of type function"),
+        (object(), "returned an object where a Tensor"),
+        (np.ones(2), "returned a NumPy ndarray where a Tensor"),
+        (test_a_large_tensor_arrives, "returned a function where a Tensor"),
     ],
 )
 def test_what_cannot_be_sent_is_refused(channel: Channel, value: Any, said: str) -> None:

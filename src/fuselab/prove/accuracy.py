@@ -69,6 +69,7 @@ from fuselab.prove.special_values import (
     free_numbers,
     limits,
     misplaced,
+    without_large,
     without_specials,
 )
 from fuselab.runtime.dispatch.overlap import overlaps_itself
@@ -457,8 +458,9 @@ class Bar:
         if any(bool(value.isnan().any()) for value in tensors_in(self.values)):
             calm = self.evaluate(mapped(_without_nan, mapped(upcast, self.values)))
         self.free = self._free_numbers()
+        large = self._large_numbers()
         truth = list(self.exact)
-        for place, found in enumerate(zip(composed, calm, narrow, self.free, strict=True)):
+        for place, found in enumerate(zip(composed, calm, narrow, self.free, large, strict=True)):
             exact = truth[place]
             if exact is not None and all(one is not None for one in found):
                 others = self.others[place] = Others(*(one for one in found if one is not None))
@@ -490,6 +492,17 @@ class Bar:
                 if is_gradient[place] and limit is not None and known is not None:
                     free[place] = torch.where(known.isnan(), limit, known)
         return free
+
+    def _large_numbers(self) -> Sequence[Tensor | None]:
+        """Return 1 where a result depends on a number whose square overflows in the dtype of the
+        arithmetic, and 0 elsewhere."""
+        is_double = any(map(_is_float64, self.eager))
+        values = None if is_double else without_large(mapped(upcast, self.values))
+        calm = self.exact if values is None else self.evaluate(values)
+        return [
+            None if exact is None or other is None else (exact != other).double()
+            for exact, other in zip(self.exact, calm, strict=True)
+        ]
 
     def _allow(self, place: int, *errors: Tensor | None) -> None:
         """Raise eager's error on each row to the largest of ``errors``."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -157,6 +158,17 @@ def _profiler() -> Iterator[None]:
             profiler._run_on_profiler_stop()
 
 
+@contextlib.contextmanager
+def _trace_function() -> Iterator[None]:
+    """Trace Python's calls, as a debugger and a measure of coverage do."""
+    before = sys.gettrace()
+    sys.settrace(lambda *event: None)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
 # Every small number, those of small and of large machines, whatever this one has.
 THREADS = (*range(1, 9), 12, 16, 24, 32, 64)
 _MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
@@ -166,6 +178,7 @@ _MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "torch.set_default_dtype(torch.float64)": lambda: _default_dtype(torch.float64),
     "gc.disable()": _without_collector,
     "a profiler": _profiler,
+    "sys.settrace": _trace_function,
     "torch.autograd.set_detect_anomaly(True)": lambda: torch.autograd.set_detect_anomaly(
         True, check_nan=False
     ),

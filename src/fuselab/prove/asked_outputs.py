@@ -176,15 +176,18 @@ def leaked(
     in_use = memory_in_use(tensors_in(args)[0].device)
     if in_use is None:
         return NO_COUNT
-    counters = {"bytes": (in_use, float(_LEAK_BYTES)), **_OTHER_RESOURCES}
+    counters = {"bytes": (in_use, float(_LEAK_BYTES), 0), **_OTHER_RESOURCES}
     for make, calls, what in _calls(held, args, upstream, count):
-        found = _growth(make, calls, [in_use_of for in_use_of, _ in counters.values()])
-        for (counted, (in_use_of, least)), growth in zip(counters.items(), found, strict=True):
-            if growth >= least * calls:
+        found = _growth(make, calls, [in_use_of for in_use_of, *_ in counters.values()])
+        for (counted, (in_use_of, of_a_call, noise)), growth in zip(
+            counters.items(), found, strict=True
+        ):
+            least = max(of_a_call * calls, noise)
+            if growth >= least:
                 # Once more, for what fills slowly.
                 with_cycles = counted in ("bytes", "objects of Python")
                 (growth,) = _growth(make, calls, [in_use_of], collect=with_cycles)
-            if growth >= least * calls:
+            if growth >= least:
                 return _kept(calls, what, f"{growth} {counted}")
     return None
 
@@ -201,12 +204,14 @@ def _pages_mapped() -> int:
         return int(numbers.read().split()[0])
 
 
-# What a process can run out of beside memory: how to count it, and what a call must keep to fail.
-_OTHER_RESOURCES: dict[str, tuple[Callable[[], int], float]] = {
-    "objects of Python": (sys.getallocatedblocks, 0.75),  # small ones, which no allocator of C sees
-    "pages of address space": (_pages_mapped, 1.0),
-    "open files": (lambda: len(os.listdir("/proc/self/fd")), 0.5),
-    "threads": (lambda: len(os.listdir("/proc/self/task")), 0.5),
+# What a process can run out of beside memory: how to count it, what a call must keep to fail, and
+# what all of them may keep. No allocator of C sees the small objects of Python, of which a span of
+# any number of calls may keep about twenty.
+_OTHER_RESOURCES: dict[str, tuple[Callable[[], int], float, int]] = {
+    "objects of Python": (sys.getallocatedblocks, 0.75, 40),
+    "pages of address space": (_pages_mapped, 1.0, 0),
+    "open files": (lambda: len(os.listdir("/proc/self/fd")), 0.5, 0),
+    "threads": (lambda: len(os.listdir("/proc/self/task")), 0.5, 0),
 }
 
 
@@ -218,7 +223,8 @@ def _growth(
 ) -> list[int]:
     """Return by how much what each of ``counters`` counts grows over each of two spans of ``count``
     calls, the lesser of the two, after a shorter span that fills caches. With ``collect``, Python's
-    cycles are collected after each of four spans."""
+    cycles are collected after each of four spans, in one of which something else may be freed: it
+    is the least of the other three then."""
     readings = []
     if collect:
         gc.collect()
@@ -234,7 +240,7 @@ def _growth(
         if collect:
             gc.unfreeze()
     return [
-        min(later - earlier for earlier, later in itertools.pairwise(one))
+        sorted(later - earlier for earlier, later in itertools.pairwise(one))[1 if collect else 0]
         for one in zip(*readings, strict=True)
     ]
 

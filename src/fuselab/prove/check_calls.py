@@ -273,6 +273,7 @@ _OF_A_BACKWARD = (
     "torch.set_default_dtype(torch.float64)",
     "gc.disable()",
     "a profiler",
+    "sys.settrace",
     "torch.autograd.set_detect_anomaly(True)",
 )
 
@@ -357,7 +358,7 @@ CHECKS = (
         shrink_tries=8,
     ),
     # With gradients, without, in inference mode; another default dtype; without Python's garbage
-    # collector, under a profiler, in anomaly mode.
+    # collector, under a profiler, traced, in anomaly mode.
     Check(
         "modes",
         every_mode_agrees,

@@ -25,7 +25,7 @@ from fuselab.prove.asked_edges import (
 from fuselab.prove.asked_inputs import unsupported
 from fuselab.prove.asked_memory import storage_bytes
 from fuselab.prove.check_memory import same_bits
-from fuselab.prove.draw import LAYOUTS
+from fuselab.prove.draw import LAYOUTS, lay_out
 from fuselab.prove.held import CandidateError, Here, RemoteError, is_a, said
 from fuselab.prove.outputs import output_names
 from fuselab.prove.result import Verdict
@@ -237,8 +237,14 @@ def _takes_floats(subject: Subject) -> tuple[Verdict, str] | None:
 _LEADING = ((2,), (2, 1), (1, 2, 2), (2, 1, 1, 2), (1, 2, 1, 1, 2))
 
 
+def _around(tensor: Tensor) -> float:
+    """Return what the memory between the elements of a tensor holds: a valid integer, or NaN."""
+    return math.nan if tensor.is_floating_point() else 0
+
+
 def other_dimensions_are_right(subject: Subject, trial: Trial) -> Outcome:
-    """Judge calls on tensors of four dimensions to eight, and of none: they are refused, or right.
+    """Judge calls on tensors of four dimensions to eight, contiguous and not, and of none: they
+    are refused, or right.
 
     Integers are 0 in these calls: an index that the operator drew counts into dimensions that are
     others now, and one out of range ends the work of a GPU.
@@ -258,10 +264,15 @@ def other_dimensions_are_right(subject: Subject, trial: Trial) -> Outcome:
             torch.stack([tensors[place]] * math.prod(lead)).reshape(*lead, *tensors[place].shape)
             for place in places
         ]
-        args = filled(trial.args, places, more)
-        outcome = _taken_is_right(subject, trial, args, f" of {count} dimensions")
-        if outcome.problem is not None:
-            return outcome
+        layout = LAYOUTS[1 + trial.draw.below(len(LAYOUTS) - 1)]
+        strided = [
+            lay_out(one.detach().cpu(), layout, subject.place, around=_around(one)) for one in more
+        ]
+        for given, how in ((more, ""), (strided, f", {layout}")):
+            args = filled(trial.args, places, given)
+            outcome = _taken_is_right(subject, trial, args, f" of {count} dimensions{how}")
+            if outcome.problem is not None:
+                return outcome
     if not all(tensor.numel() for tensor in tensors):
         return outcome
     scalars = [tensor.reshape(-1)[0].clone() for tensor in tensors]

@@ -239,7 +239,8 @@ def _attempts(subject: Subject, check: Check, case: str | None, until: float) ->
             yield None, trial, _alone(subject, check, trial)
             begun += 1
             continue
-        indices = range(begun, min(begun + length, count))
+        end = count if begin <= until else least
+        indices = range(begun, min(begun + length, end))
         for trial, outcome in _together(subject, check, indices):
             yield None, trial, outcome
         begun += len(indices)

@@ -65,11 +65,11 @@ class _Encoder:
             return self.plain(
                 next(kind for kind in (int, float, str) if isinstance(value, kind))(value)
             )
-        raise WireError(f"returned a {_kind_of(value)} where a Tensor was expected")
+        raise WireError(f"returned {_kind_of(value)} where a Tensor was expected")
 
     def _tensor(self, tensor: Tensor) -> list[Any]:
         if type(tensor) not in (Tensor, torch.nn.Parameter):
-            raise WireError(f"returned a {_kind_of(tensor)} where a Tensor was expected")
+            raise WireError(f"returned {_kind_of(tensor)} where a Tensor was expected")
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise WireError(f"returned a tensor of layout {tensor.layout}, not a dense one")
         plain = tensor.detach().resolve_conj().resolve_neg()
@@ -92,9 +92,11 @@ class _Encoder:
 
 
 def _kind_of(value: Any) -> str:
-    """Return the name of a value's class, that of an array with the library it is of."""
+    """Return the name of a value's class with its article; that of an array has its library's."""
     name = type(value).__name__
-    return f"NumPy {name}" if type(value).__module__ == "numpy" else name
+    if type(value).__module__ == "numpy":
+        name = f"NumPy {name}"
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def _decoded(

@@ -7,6 +7,7 @@ import functools
 import gc
 import itertools
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -260,6 +261,13 @@ def wrong_under_a_profiler(device: str) -> FusedOp:
     """Runs another kernel while it is watched, which its author never looked at."""
     is_on = torch.autograd._profiler_enabled
     return zeros_where("wrong_under_a_profiler", device, is_on, backward=False)
+
+
+@caught_by("modes")
+def wrong_where_it_is_traced(device: str) -> FusedOp:
+    """Looks for a debugger, or a measure of coverage."""
+    is_on = lambda: sys.gettrace() is not None  # noqa: E731
+    return zeros_where("wrong_where_it_is_traced", device, is_on, backward=False)
 
 
 @caught_by("modes")
