@@ -539,6 +539,8 @@ def test_inputs_that_do_not_fit_are_refused_with_the_signature(model: Model) -> 
         fuselab.fuse(model, (input, input, input))
     with pytest.raises(TargetError, match=r"^example_inputs does not fit _twice\(.*missing"):
         fuse_with_report(_twice, ())
+    with pytest.raises(TargetError, match=r"^kwargs is a Tensor, not a dict.* one tuple"):
+        fuse_with_report(model, input, input)
 
 
 @pytest.mark.parametrize("kind", ["closure", "attribute", "forward"])

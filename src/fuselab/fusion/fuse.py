@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import fuselab
-from fuselab.errors import FuselabError
+from fuselab.errors import FuselabError, TargetError
 from fuselab.fusion.chains import ChainFinder
 from fuselab.fusion.closures import modules_in
 from fuselab.fusion.emit import MatchRegion, Region, install, rewritten, shared_copy, with_chains
@@ -89,6 +89,11 @@ def fuse_with_report(
     before long steps. ``model`` may be a plain function of tensors;
     ``FuseResult.model`` is then one too.
     """
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TargetError(
+            f"kwargs is a {type(kwargs).__name__}, not a dict of keyword arguments; several inputs "
+            "are one tuple: fuse_with_report(model, (x, y))."
+        )
     args = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     called = model.forward if isinstance(model, nn.Module) else model
     name = type(model).__name__ if isinstance(model, nn.Module) else _name_of(model)
