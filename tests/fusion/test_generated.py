@@ -120,7 +120,7 @@ def over_a_list(x: Tensor, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("function", [into_an_argument, over_a_list])
 def test_what_reads_a_tensor_that_is_written_over_is_part_of_no_chain(function: Any) -> None:
-    """What is given as ``out``, or stands in a list, was not taken for written over."""
+    """A call writes over a tensor that it is given as ``out``, or in a list."""
     assert _chains(function, torch.randn(64, 96), torch.rand(64, 96)) == ["add → exp"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import threading
 from dataclasses import replace
@@ -245,6 +246,24 @@ def test_a_check_past_its_time_still_makes_a_quarter(monkeypatch: pytest.MonkeyP
     assert counted["shapes"] == (10, 40) and counted["layouts"] == (14, 56)
     assert counted["cases"][0] == counted["cases"][1] > 0
     assert group.planned - group.trials == 30 + 42
+
+
+def test_a_call_that_raises_once_in_a_message_of_many_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    some = [known for known in check_group.CHECKS if known.name == "shapes"]
+    monkeypatch.setattr(check_group, "CHECKS", tuple(some))
+    calls = itertools.count(1)
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        if next(calls) == 30:
+            raise RuntimeError("now and then")
+        return honest.forward(input, bias, scale)
+
+    op, cpu = honest.make_op("now_and_then", forward=forward), torch.device("cpu")
+    group = check_group.run_group(Subject.here(op, "plain", cpu, torch.float32, 0, True), None)
+    assert [entry.verdict for entry in group.results] == [Verdict.FAIL]
+    assert "now and then, and not when it was called again" in str(group.results[0].reason)
 
 
 @pytest.mark.usefixtures("few_checks")

@@ -79,7 +79,7 @@ def test_a_transposed_operand_gets_square_tiles() -> None:
 
 @pytest.mark.parametrize(("width", "columns"), [(58, 64), (112, 128), (16, 16), (1000, 1024)])
 def test_rows_whose_places_are_computed_are_rows_of_small_tiles(width: int, columns: int) -> None:
-    """Where the innermost loop were several, each element would have two divisions."""
+    """If the columns were several loops, each element would take two divisions."""
     x, output = torch.empty(9, width, device="meta"), torch.empty(6, 7, width, device="meta")
     sizes = {"batch": 6, "height": 7, "width": width}
     reading = [(None, "height"), (x, "? width")]

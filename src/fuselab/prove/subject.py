@@ -168,28 +168,15 @@ class Subject:
         the same inputs."""
         return f"{self.seed}|{self.op.name}|{self.dtype_name}|{check}|{index}"
 
-    def draw(
-        self,
-        check: str,
-        index: int,
-        layouts: Sequence[str] = LAYOUTS,
-        values: Sequence[str] = VALUES,
-        replay: Sequence[int] | None = None,
-        max_numel: int | None = None,
-        turn: int | None = None,
-        large: bool = False,
-        small: bool = False,
-        swept: bool = False,
-    ) -> Trial | None:
-        """Draw one trial, or return None where the reference or the implementation refuses it.
+    def draw(self, check: str, index: int, *args: Any, **options: Any) -> Trial | None:
+        """Draw one trial, or return None where the reference or the implementation refuses it; the
+        other arguments are those of ``_draw_asked``.
 
         A ``large`` one exceeds a number of elements of ``LARGE``; under the interpreter only the
         first of them, with at most ``_INTERPRETED_SIZE`` rows. The sizes of a ``small`` one are
         below 10.
         """
-        asked = self._draw_asked(
-            *(check, index, layouts, values, replay, max_numel, turn, large, small, swept)
-        )
+        asked = self._draw_asked(check, index, *args, **options)
         return self._trial(check, index, asked, self._declared(asked_inputs.drawn, *asked))
 
     def draw_together(

@@ -16,7 +16,15 @@ from fuselab.prove.accuracy import Bar, evaluations
 from fuselab.prove.arguments import copy_of_storage, mapped
 from fuselab.prove.asked_calls import each, with_gradients
 from fuselab.prove.draw import SMALL_SWEPT, SWEPT, shrink
-from fuselab.prove.held import CandidateError, RemoteError, fault_of, is_a, results, runs_kernels
+from fuselab.prove.held import (
+    CandidateError,
+    RemoteError,
+    fault_of,
+    is_a,
+    kinds_of,
+    results,
+    runs_kernels,
+)
 from fuselab.prove.result import Result, Verdict
 from fuselab.prove.subject import Subject, Trial
 
@@ -265,15 +273,19 @@ def _together(
     subject: Subject, check: Check, indices: Sequence[int]
 ) -> Iterator[tuple[Trial | None, Outcome]]:
     """Yield the trials with these indices and their outcomes, made in one message to either
-    process; one by one where that raises, so that the trial at fault is named."""
+    process; one by one where that raises, so that the trial at fault is named. If none raises
+    then, the last is at fault: a call that raises now and then is wrong."""
     trials = _drawn_together(subject, check, indices)
     kept = [trial for trial in trials if trial is not None and _has_meaning(check, trial)]
     try:
         outcomes = iter(_judged_together(subject, check, kept))
     except torch.OutOfMemoryError:
         raise
-    except Exception:
-        outcomes = (attempt(subject, check, trial) for trial in kept)
+    except Exception as error:
+        alone = [attempt(subject, check, trial) for trial in kept]
+        if alone and "WireError" not in kinds_of(error) and not any(one.problem for one in alone):
+            alone[-1] = Outcome(f"{fault_of(error, 200)}, and not when it was called again")
+        outcomes = iter(alone)
     for trial in trials:
         if trial is None or not _has_meaning(check, trial):
             yield trial, Outcome(untried=True)

@@ -24,6 +24,7 @@ ONE_BLOCK = 16384  # the most elements of rows that are kept in registers as a w
 LOOPED_BLOCK = 4096  # elements of a block of longer rows
 LINE_BYTES = 128  # of a cache line
 MOST_CHOSEN = 32  # columns of a window that are visited one by one, each in many rows
+SHUFFLED_COLUMNS = 128  # of a tile whose columns lie in several loops and apart in memory
 WINDOW_ROWS = 256  # of a block of windows
 SECTOR_BYTES = 32  # the least that is read of it
 LEAST_NESTED = 256  # columns of a loop between whose turns something is loaded
@@ -98,7 +99,7 @@ def tile(swept: Sweep, width: int, doublings: int, elements: int = FLAT_TILE) ->
     if not (reads or is_transposed or swept.steps):  # it writes alone
         elements *= 4
     if is_transposed:
-        across = LINE_BYTES if loops > 1 else max(16, LINE_BYTES // max(2, width))
+        across = SHUFFLED_COLUMNS if loops > 1 else max(16, LINE_BYTES // max(2, width))
         across = min(across, power_of_two(columns))
     else:
         across = _fitting(columns, elements)
