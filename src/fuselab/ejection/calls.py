@@ -74,6 +74,13 @@ def source_line(node: fx.Node) -> str:
     return f"{file}:{line}: {linecache.getline(file, int(line)).strip()}"
 
 
+def at_line(node: fx.Node) -> str:
+    """Return the line of the user's code behind a node, in parentheses, for the end of a sentence;
+    empty where it is unknown."""
+    line = source_line(node)
+    return f" ({line})" if line else ""
+
+
 def is_number(node: fx.Node) -> bool:
     """Return whether a node is a number, such as a size, or the shape of a tensor."""
     value = node.meta.get("example_value")

@@ -29,10 +29,11 @@ from fuselab.ejection.blocks import take_blocks
 from fuselab.ejection.calls import source_line
 from fuselab.ejection.carriers import add_carriers, carriers_of
 from fuselab.ejection.cumulative import traceable_averages
-from fuselab.ejection.decisions import decisions, listening
+from fuselab.ejection.decisions import decisions, listening, not_listening
 from fuselab.ejection.dropout import SEEDS, dropouts_in, is_seed, seed_beside, seeded
 from fuselab.ejection.equal_sizes import equal_sizes, equate_sizes
-from fuselab.ejection.recurrent import refuse_recurrences, take_cells_apart
+from fuselab.ejection.libraries import refuse_calls_of_libraries
+from fuselab.ejection.recurrent import take_cells_apart
 from fuselab.ejection.returned import Returned, StandIns, output_node, results_of
 from fuselab.ejection.taken import (
     annotation,
@@ -158,29 +159,23 @@ def capture(
     keywords: Mapping[str, Any],
     name: str,
     inference: bool = False,
-    definitions: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
+    definitions: Sequence[Mapping[Any, Callable[..., Any]]] = (MappingProxyType({}),),
     frozen: Collection[str] = (),
     numbers: Sequence[int] | None = None,
-) -> Captured:
-    """Return the graph of ``function`` called with ``args`` and ``keywords``.
+    products: bool = False,
+) -> tuple[Captured, ...]:
+    """Return the graphs of ``function`` called with ``args`` and ``keywords``, one for each of the
+    ``definitions``, by which operators become simpler ones. The function is traced once for all.
 
     Every floating tensor gets a gradient, unless ``inference``, but for those named in ``frozen``.
-    Operators become the simpler ones of their ``definitions``. The dropouts of the function have
-    ``numbers``, from 0 on by default. Raises EjectError with
-    the user's line where the function cannot be one graph.
+    The dropouts of the function have ``numbers``, from 0 on by default. Raises EjectError with
+    the user's line where the function cannot be one graph, or calls what libraries compute, but for
+    ``products`` where these are taken.
     """
-    held: dict[str, Any] = {}
-
-    def partition(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
-        held["joint"], held["forward_outputs"] = joint, num_fwd_outputs
-        raise _CapturedError
-
-    def keep_forward(gm: fx.GraphModule, example_inputs: Any) -> Any:
-        held["joint"] = gm
-        raise _CapturedError
+    held: dict[str, Any] = {"joints": []}
 
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
-        refuse_recurrences(module.graph)
+        refuse_calls_of_libraries(module.graph, products)
         held["traced"], held["stand_ins"] = module, StandIns(module)
         held["decisions"] = decisions()
         held["results"] = results_of(module.graph)
@@ -196,16 +191,7 @@ def capture(
                     module, inputs, held["numbers"], carriers, _declared(function)
                 )
                 held["placeholders"] = seeded_module.graph.find_nodes(op="placeholder")
-                aot_module_simplified(
-                    seeded_module,
-                    given,
-                    fw_compiler=keep_forward,
-                    bw_compiler=keep_forward,
-                    partition_fn=partition,
-                    decompositions=dict(definitions),
-                )
-        except _CapturedError:
-            pass
+                held["joints"] = [_joint(seeded_module, given, simpler) for simpler in definitions]
         finally:
             last.args = outputs
         return held["stand_ins"]
@@ -215,18 +201,56 @@ def capture(
     except EjectError:
         if inference or not _only_writes(function, args, keywords):
             raise
-        return capture(function, args, keywords, name, True, definitions, frozen, numbers)
-    if "traced" in held and not held["results"] and "joint" not in held:
+        return capture(function, args, keywords, name, True, definitions, frozen, numbers, products)
+    if "traced" in held and not held["results"] and not held["joints"]:
         if not inference and written_in(held["traced"].graph):
             # It returns no tensor, so that there is no gradient of it: the step of an optimizer.
-            return capture(function, args, keywords, name, True, definitions, frozen, numbers)
+            return capture(
+                function, args, keywords, name, True, definitions, frozen, numbers, products
+            )
         raise EjectError(
             f"{name} returns an argument or a view of it; there is nothing to compute."
         )
-    if "joint" not in held:
+    if not held["joints"]:
         raise EjectError(f"{name} computes nothing from its tensors; there is no kernel to write.")
     take_blocks(held["traced"].graph, not inference)
-    return _captured(function, name, held, _given(function, args, keywords))
+    given = _given(function, args, keywords)
+    return tuple(_captured(function, name, held, joint, given) for joint in held["joints"])
+
+
+@dataclass(frozen=True)
+class _Joint:
+    """A graph of the outputs and, behind them, the gradients; the number of the outputs, None where
+    the graph has these alone."""
+
+    graph: fx.Graph
+    outputs: int | None
+
+
+def _joint(
+    module: fx.GraphModule, inputs: list[Any], definitions: Mapping[Any, Callable[..., Any]]
+) -> _Joint:
+    """Return the graph of ATen operators of a traced module, after ``definitions``."""
+    found: list[_Joint] = []
+
+    def partition(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+        found.append(_Joint(joint.graph, num_fwd_outputs))
+        raise _CapturedError
+
+    def keep_forward(gm: fx.GraphModule, example_inputs: Any) -> Any:
+        found.append(_Joint(gm.graph, None))
+        raise _CapturedError
+
+    with not_listening(), contextlib.suppress(_CapturedError):
+        aot_module_simplified(
+            module,
+            inputs,
+            fw_compiler=keep_forward,
+            bw_compiler=keep_forward,
+            partition_fn=partition,
+            decompositions=dict(definitions),
+        )
+    return found[0]
 
 
 def trace(
@@ -540,15 +564,15 @@ def _captured(
     function: Callable[..., Any],
     name: str,
     held: dict[str, Any],
+    joint: _Joint,
     given: Mapping[str, Any],
 ) -> Captured:
-    joint: fx.GraphModule = held["joint"]
     traced: fx.GraphModule = held["traced"]
     placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
     primals = [node for node in placeholders if not node.name.startswith("tangents")]
     upstream = tuple(node for node in placeholders if node.name.startswith("tangents"))
     results = _flat(output_node(joint.graph).args[0])
-    count = held.get("forward_outputs", len(results))
+    count = len(results) if joint.outputs is None else joint.outputs
     returned = Returned(held["results"], held["stand_ins"].structure(name, held["structure"]))
     written = [argument_name(node) for node in written_in(traced.graph)]
     if count != len(returned.results) + len(written):

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partialmethod
 from types import FrameType
 from typing import Any
@@ -46,15 +46,35 @@ def listening() -> Iterator[None]:
     """Keep the comparisons of sizes in the user's code that a tracer answers without a guard, by
     taking every size to be 2 or more: whether a batch has more than one row, or any."""
     _answered.clear()
-    own = {name: getattr(SymNode, name) for name in (*_COMPARISONS, *_EXTREMES)}
-    for name, function in own.items():
+    heard = {}
+    for name, relation in (_COMPARISONS | _EXTREMES).items():
         keeping = _compared if name in _COMPARISONS else _chosen
-        setattr(SymNode, name, partialmethod(keeping, function, (_COMPARISONS | _EXTREMES)[name]))
+        heard[name] = partialmethod(keeping, getattr(SymNode, name), relation)
+    with _with_methods(heard):
+        yield
+
+
+@contextlib.contextmanager
+def not_listening() -> Iterator[None]:
+    """Keep no comparisons within ``listening``, where PyTorch makes many for itself."""
+    now = {name: vars(SymNode)[name] for name in (*_COMPARISONS, *_EXTREMES)}
+    own = {
+        name: one.args[0] if isinstance(one, partialmethod) else one for name, one in now.items()
+    }
+    with _with_methods(own):
+        yield
+
+
+@contextlib.contextmanager
+def _with_methods(methods: Mapping[str, Any]) -> Iterator[None]:
+    before = {name: vars(SymNode)[name] for name in methods}
+    for name, method in methods.items():
+        setattr(SymNode, name, method)
     try:
         yield
     finally:
-        for name, function in own.items():
-            setattr(SymNode, name, function)
+        for name, method in before.items():
+            setattr(SymNode, name, method)
 
 
 def _compared(

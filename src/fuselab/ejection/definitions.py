@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -174,7 +175,8 @@ def _ldexp(input: Tensor, other: Tensor) -> Tensor:
     return input * torch.pow(2.0, other)
 
 
-def definitions_in_kernels() -> dict[Any, Callable[..., Any]]:
+@functools.cache
+def definitions_in_kernels() -> Mapping[Any, Callable[..., Any]]:
     """Return the definitions by simpler operators of those that kernels compute so."""
     own: dict[Any, Callable[..., Any]] = {
         **batch_norm.GRADIENT,
@@ -188,7 +190,8 @@ def definitions_in_kernels() -> dict[Any, Callable[..., Any]]:
     return {**get_decompositions(COMPOSED), **own}
 
 
-def definitions_in_formulas() -> dict[Any, Callable[..., Any]]:
+@functools.cache
+def definitions_in_formulas() -> Mapping[Any, Callable[..., Any]]:
     """Return the definitions by simpler operators of those that have no derivative themselves."""
     own = get_decompositions(WITHOUT_DERIVATIVE)
     return {**own, **batch_norm.IN_FORMULAS, **definitions_of_lists()}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fuselab.ejection.arithmetic import Arithmetic
-from fuselab.ejection.calls import source_line
+from fuselab.ejection.calls import at_line, source_line
 from fuselab.ejection.capture import Captured, user_name, with_sources
 from fuselab.ejection.loops import (
     Along,
@@ -31,7 +31,7 @@ from fuselab.ejection.loops import (
     View,
 )
 from fuselab.ejection.parts import regrouped
-from fuselab.ejection.steps import FxNode, arguments_of, at_line, expression_of, kind_of
+from fuselab.ejection.steps import FxNode, arguments_of, expression_of, kind_of
 from fuselab.ejection.stored import constant_of
 from fuselab.errors import EjectError
 from fuselab.runtime.dropout import last_dropped

@@ -339,14 +339,15 @@ def captured_twice(
     inference: bool,
     frozen: Collection[str] = (),
     numbers: Sequence[int] | None = None,
+    products: bool = False,
 ) -> tuple[Captured, Captured]:
     """Return what ``capture`` gives in the simple operators of kernels, and in PyTorch's own.
 
     Raises EjectError, also where a rounding between two steps would be lost.
     """
-    captured, formulas = (
-        capture(function, args, keywords, name, inference, definitions, frozen, numbers)
-        for definitions in (definitions_in_kernels(), definitions_in_formulas())
+    definitions = definitions_in_kernels(), definitions_in_formulas()
+    captured, formulas = capture(
+        function, args, keywords, name, inference, definitions, frozen, numbers, products
     )
     _refuse_lost_rounding(formulas)
     exact = {one: exact_size(other, captured.hints) for one, other in captured.equal.items()}

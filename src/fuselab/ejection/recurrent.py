@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import fx
 
 from fuselab.ejection.calls import call_name
-from fuselab.errors import EjectError
 
 # Loops over all steps of a sequence, which a tracer would unroll.
 RECURRENCES = frozenset(("gru", "lstm", "rnn_relu", "rnn_tanh"))
@@ -98,13 +97,3 @@ class _Tracer(fx.proxy.GraphAppendingTracer):
         else:
             node.meta["example_value"] = target(*given, **named)
         return node
-
-
-def refuse_recurrences(graph: fx.Graph) -> None:
-    """Raise EjectError if a call of a graph is a recurrence, for which there is no kernel."""
-    for node in graph.nodes:
-        if node.op == "call_function" and call_name(node) in RECURRENCES:
-            raise EjectError(
-                f"torch.{call_name(node)} has no generated kernel; eject the parts before and "
-                "after it."
-            )

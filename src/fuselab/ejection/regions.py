@@ -48,6 +48,7 @@ from fuselab.ejection.groups import (
     groups_worth_a_kernel,
 )
 from fuselab.ejection.kernels import DoesNotFitError
+from fuselab.ejection.libraries import HEAVY
 from fuselab.ejection.package import Package, planned_package
 from fuselab.ejection.plan import Namer, Sizes, printed
 from fuselab.ejection.recurrent import RECURRENCES
@@ -55,15 +56,6 @@ from fuselab.ejection.taken import argument_of
 from fuselab.ejection.written import updated_lists, updated_statistics
 from fuselab.errors import EjectError
 
-# Calls that cost more than the memory that they touch; libraries compute them.
-HEAVY = frozenset(
-    (
-        "addbmm", "addmm", "addmv", "baddbmm", "bilinear", "bmm", "conv1d", "conv2d", "conv3d",
-        "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "dot", "einsum",
-        "embedding_bag", "linear", "matmul", "mm", "mv", "outer", "scaled_dot_product_attention",
-        "tensordot", *RECURRENCES,
-    )
-)  # fmt: skip
 # Calls that read or write the state of the random number generator: their order must stay. The
 # masks of dropouts follow from a seed, in any order.
 RANDOM = frozenset(
@@ -295,16 +287,16 @@ class _Cutter:
         for node in self.calls:
             if node in written:
                 self.reasons[node] = "it shares memory with a tensor that is written over"
-            else:
-                reason = self.reason(node)
-                if reason is not None:
-                    self.reasons[node] = reason
+            elif reason := self.plain_reason(node):
+                self.reasons[node] = reason
         while True:
             namer = Namer([self.traced.name])
             found = [self.region(group, namer) for group in self.groups()]
             regions = [one for one in found if one is not None]
             if len(found) == len(regions):
                 break
+        fused = {node for region in regions for node in region.calls}
+        self.note_refused([node for node in self.calls if node not in fused])
         frozen = frozenset(
             argument.name
             for argument in self.traced.arguments
@@ -326,18 +318,32 @@ class _Cutter:
         known = {*self.sizes.names, *self.sizes.equal}
         return known.issuperset(_symbols_in(_value(number)))
 
-    def reason(self, node: fx.Node) -> str | None:
-        """Return None if eject can write the call's kernel, else why not."""
+    def plain_reason(self, node: fx.Node) -> str | None:
+        """Return why eject writes no kernel of a call, where that is known without trying one."""
         if call_name(node) in HEAVY:
             return "a library computes it"
         if node.op == "get_attr" or not isinstance(_value(node), (Tensor, tuple, list)):
             return "it is no call on tensors"
         if any(_is_unusual(_value(one)) for one in (node, *node.all_input_nodes)):
             return "kernels take dense real tensors, of shapes that depend on no values"
-        if node.target is operator.getitem:
-            source = node.all_input_nodes[0]
-            if not isinstance(_value(source), Tensor):  # one of the tensors that a call returns
-                return self.reasons.get(source)
+        return self.reasons.get(source) if (source := _call_of_several(node)) else None
+
+    def note_refused(self, calls: Sequence[fx.Node]) -> bool:
+        """Note why eject can write no kernel of each of some calls alone; return whether there is
+        one of which it cannot."""
+        refused = False
+        for node in calls:
+            if node not in self.reasons and (reason := self.reason(node)):
+                self.reasons[node] = reason
+                refused = True
+        return refused
+
+    def reason(self, node: fx.Node) -> str | None:
+        """Return None if eject can write the call's kernel, else why not, after trying it."""
+        if reason := self.plain_reason(node):
+            return reason
+        if source := _call_of_several(node):
+            return self.reason(source)
         key = _signature(node)
         if key not in self.judged:
             self.judged[key] = self._refused([node], call_name(node) in ARRANGING)
@@ -374,6 +380,8 @@ class _Cutter:
                     raise EjectError("its sizes are known only outside of it")
                 self.planned[key] = self._planned(made)
             except (EjectError, DoesNotFitError, AssertionError) as error:
+                if self.note_refused(group):
+                    return None
                 arranging = [node for node in group if call_name(node) in ARRANGING]
                 first = None
                 if not arranging:
@@ -522,6 +530,13 @@ def _tensors_read(node: fx.Node) -> Iterator[fx.Node]:
     for one in node.all_input_nodes:
         if not is_number(one):
             yield one
+
+
+def _call_of_several(node: fx.Node) -> fx.Node | None:
+    """Return the call that returns several tensors of which ``node`` takes one; None where it does
+    something else."""
+    source = node.all_input_nodes[0] if node.target is operator.getitem else None
+    return None if source is None or isinstance(_value(source), Tensor) else source
 
 
 def _is_unusual(value: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
-from fuselab.ejection.calls import source_line
+from fuselab.ejection.calls import at_line, source_line
 from fuselab.ejection.capture import is_user_named, user_name
 from fuselab.ejection.exact_sizes import floored
 from fuselab.ejection.integers import Integers
@@ -210,11 +210,6 @@ def kind_of(dtype: torch.dtype) -> Kind:
     if dtype == torch.bool:
         return "bool"
     return "float" if dtype.is_floating_point else "int"
-
-
-def at_line(node: FxNode) -> str:
-    line = source_line(node)
-    return f" ({line})" if line else ""
 
 
 def arguments_of(node: FxNode) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from fuselab.ejection.calls import at_line
 from fuselab.ejection.capture import user_name
 from fuselab.ejection.kernels import Binding, Evaluation, equal, product, schedule
 from fuselab.ejection.loops import (
@@ -47,7 +48,7 @@ from fuselab.ejection.package import (
     names_between,
 )
 from fuselab.ejection.plan import KernelPlan, Sizes, planned
-from fuselab.ejection.steps import FxNode, at_line
+from fuselab.ejection.steps import FxNode
 from fuselab.ejection.stored import memory_of
 from fuselab.errors import EjectError
 from fuselab.runtime.chain import MOST_COLUMNS
@@ -225,7 +226,9 @@ def planned_whole(
 
     Raises EjectError where something in it does not belong to a row.
     """
-    captured, formulas = captured_twice(function, args, keywords, name, inference=True)
+    captured, formulas = captured_twice(
+        function, args, keywords, name, inference=True, products=True
+    )
     if captured.written or captured.seed is not None:
         what = "drops elements by a seed" if captured.seed else "writes over an argument"
         raise _refused(f"{name} {what}")

@@ -25,8 +25,9 @@ from fuselab.ejection.groups import (
     groups_worth_a_kernel,
     is_worth_a_kernel,
 )
+from fuselab.ejection.libraries import HEAVY
 from fuselab.ejection.plan import Namer
-from fuselab.ejection.regions import HEAVY, RANDOM, written_over
+from fuselab.ejection.regions import RANDOM, written_over
 from fuselab.fusion.expression import is_fused
 from fuselab.fusion.layers import Form, form_of
 from fuselab.fusion.trace import Traced
