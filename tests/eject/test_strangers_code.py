@@ -154,9 +154,14 @@ def rolled_windows(x: Tensor) -> Tensor:
     return x.permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, channels) * 0.5 + 1
 
 
+def pooled_shares(x: Tensor) -> Tensor:
+    return F.max_pool3d(F.max_pool3d(torch.softmax(x, 1), 2), 2)
+
+
 @pytest.mark.parametrize(
     ("function", "shapes", "kernels"),
     [
+        (pooled_shares, [(2, 3, 5, 8, 4)], 3),
         (crossed, [(5, 3), (5, 3)], 1),
         (wrapped_neighbours, [(5, 6, 7)], 2),
         (rolled_windows, [(2, 8, 12, 5)], 1),
@@ -165,8 +170,9 @@ def rolled_windows(x: Tensor) -> Tensor:
 def test_few_kernels_compute_it(
     function: Callable[..., Tensor], shapes: list[tuple[int, ...]], kernels: int, tmp_path: Path
 ) -> None:
-    """Rolling along three dimensions cut a tensor into 27 parts, and windows of a rolled image need
-    six loops, whose positions no copy takes the place of."""
+    """Rolling along three dimensions cut a tensor into 27 parts, windows of a rolled image need six
+    loops, whose positions no copy takes the place of, and those in three dimensions of what all
+    channels share need eight."""
     generator = torch.Generator().manual_seed(5)
     args = [torch.randn(shape, generator=generator) for shape in shapes]
     folder = eject(function, *args, out=tmp_path / "few", inference=True)

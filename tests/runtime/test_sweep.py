@@ -91,6 +91,36 @@ def test_operands_of_too_many_loops_are_repeated() -> None:
     assert swept.on_columns == (True, True, True, True, False)
 
 
+def test_tensors_in_which_places_are_computed_get_the_same_other_axes() -> None:
+    """A pooling in three dimensions of a softmax over channels: what the softmax holds for all
+    channels keeps the loops over batch and channels apart, and the places of a window have three
+    loops of their own."""
+    sizes = {"batch": 2, "channels": 3, "depth": 2, "height": 3, "width": 2}
+    group = {"group": 2, "group_2": 2, "group_3": 2}
+    places = zip(("depth", "height", "width"), group, strict=True)
+    read = [
+        *((None, f"{position}_") for one in places for position in one),
+        (torch.arange(2 * 3 * 4 * 6 * 4.0).reshape(2, 3, 4, 6, 4), "batch channels ? ? ?"),
+        (torch.arange(2 * 4 * 6 * 4.0).reshape(2, 1, 4, 6, 4), "batch 1 ? ? ?"),
+    ]
+    read = [(one, pattern.rstrip("_")) for one, pattern in read]
+    written = [(torch.empty(2, 3, 2, 3, 2), "batch channels depth height width")]
+    swept = Sweep(sizes, group, read, written)
+    assert len(swept.rows.sizes) == 4 and swept.rows.numel == 72
+    of_batch = [swept.tensors[6], swept.tensors[7]]
+    assert [tuple(one.shape) for one in of_batch] == [(2, 3, 4, 6, 4)] * 2
+    for channel in range(3):
+        assert torch.equal(of_batch[1][:, channel], read[7][0][:, 0])
+    assert swept.steps == (24, 4, 1) * 2
+
+    read[7] = torch.arange(4 * 6 * 40.0).reshape(1, 1, 4, 6, 40), "1 1 ? ? ?"
+    wider = Sweep(sizes, group, read, written)  # batch and channels are one loop as it is
+    assert tuple(wider.tensors[7].shape) == (1, 1, 4, 6, 40)
+    read[7] = torch.arange(2 * 4 * 6 * 40.0).reshape(2, 1, 4, 6, 40), "batch 1 ? ? ?"
+    with pytest.raises(ContractError, match="need 5 loops over rows"):  # too large a copy
+        Sweep(sizes, group, read, written)
+
+
 def test_nothing_is_at_any_place_of_an_empty_tensor() -> None:
     empty = torch.ones(5, 0, 3, 2).transpose(0, 2)
     names = ("a", "b", "c", "d")

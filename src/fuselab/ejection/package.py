@@ -274,7 +274,9 @@ def planned_package(
     ``numbers``, from 0 on by default. Without ``keeps_residuals`` the backward reads arguments
     alone, so that it can follow a forward that stores nothing else. Raises EjectError.
     """
-    captured, formulas = captured_twice(function, args, keywords, name, inference, frozen, numbers)
+    captured, formulas = captured_both_ways(
+        function, args, keywords, name, inference, frozen, numbers
+    )
     inference = inference or not captured.returned.results
     sizes = Sizes(captured)
     taken = {"compute", "swept", "sweeps", "needs", "name", "torch", "Tensor", name}
@@ -331,7 +333,7 @@ def planned_package(
     return package
 
 
-def captured_twice(
+def captured_both_ways(
     function: Callable[..., Any],
     args: Sequence[Any],
     keywords: Mapping[str, Any],

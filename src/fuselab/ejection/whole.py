@@ -42,7 +42,7 @@ from fuselab.ejection.loops import (
 from fuselab.ejection.lower import Lowering, lower
 from fuselab.ejection.package import (
     Package,
-    captured_twice,
+    captured_both_ways,
     each_of_its_own,
     in_running_order,
     names_between,
@@ -226,7 +226,7 @@ def planned_whole(
 
     Raises EjectError where something in it does not belong to a row.
     """
-    captured, formulas = captured_twice(
+    captured, formulas = captured_both_ways(
         function, args, keywords, name, inference=True, products=True
     )
     if captured.written or captured.seed is not None:

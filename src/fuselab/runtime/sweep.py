@@ -101,7 +101,8 @@ class Sweep:
             stands for the position along these axes. Where the layouts need more loops than a
             kernel has, contiguous copies take the tensors' places; where these need too many as
             well, copies that have an element for every place of the loops, of which those that a
-            position counts stand together.
+            position counts stand together. At last, tensors in which a kernel computes places get
+        copies with the same other axes, where none of these has more elements than a tensor read.
         written: the results, likewise; they are dense.
         in_order: whether the kernel goes over the columns in the order of the axes, as a running
             sum does; else the loop with the smallest steps is the innermost.
@@ -143,6 +144,8 @@ class Sweep:
             columns = columns if in_order else _positions_together(columns, read)
             repeated = [_repeated(tensor, to, (rows, columns)) for tensor, to in read]
             self._lay_out(rows, columns, [*repeated, *written])
+        if self._is_too_deep():
+            self._lay_out(rows, columns, [*_alike_around_positions(rows, repeated), *written])
         if self._is_too_deep():
             raise ContractError(
                 f"the operands' layouts need {len(self.rows.sizes)} loops over rows and "
@@ -350,6 +353,35 @@ def _repeated(
     shape = [sizes[axis] if axis in own_axes else 1 for axis in axes]
     whole = ordered.reshape(shape).expand([sizes[axis] for axis in axes])
     return whole.contiguous(), " ".join(axes)
+
+
+def _alike_around_positions(
+    rows: Mapping[str, int], read: Sequence[tuple[Tensor | None, str]]
+) -> list[tuple[Tensor | None, str]]:
+    """Return the operands, those with dimensions that are ``?`` as copies that have all axes of the
+    rows of which one of them has one, so that these axes are one loop; as they are, where a copy
+    would be larger than each of the operands."""
+    dims = {place: axes_of_dims(to) for place, (_, to) in enumerate(read) if CHOSEN in _dims(to)}
+    own = {axis for axes in dims.values() for dim in axes for axis in dim} - {CHOSEN}
+    axes = [axis for axis in rows if axis in own]
+    largest = max((one.numel() for one, _ in read if one is not None), default=0)
+    found = list(read)
+    for place, own_dims in dims.items():
+        tensor = read[place][0]
+        flat = [axis for dim in own_dims for axis in dim]
+        if tensor is None or not {*flat} <= {*axes, CHOSEN}:
+            return list(read)
+        chosen = [size for size, dim in zip(tensor.shape, own_dims, strict=True) if dim == [CHOSEN]]
+        if math.prod([rows[axis] for axis in axes]) * math.prod(chosen) > largest:
+            return list(read)
+        left = iter(chosen)
+        split = tensor.reshape([next(left) if axis == CHOSEN else rows[axis] for axis in flat])
+        last = [number for number, axis in enumerate(flat) if axis == CHOSEN]
+        ordered = split.permute([flat.index(axis) for axis in axes if axis in flat] + last)
+        shape = [rows[axis] if axis in flat else 1 for axis in axes] + chosen
+        whole = ordered.reshape(shape).expand([rows[axis] for axis in axes] + chosen)
+        found[place] = whole.contiguous(), " ".join([*axes, *[CHOSEN] * len(chosen)])
+    return found
 
 
 def _steps(tensor: Tensor | None, pattern: str, sizes: Mapping[str, int]) -> dict[str, int]:
