@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fuselab.inspect.kineto import Details, Kernel, Span, Window, short_kernel_name
+from fuselab.inspect.kineto import Detail, Details, Kernel, Span, Window, short_kernel_name
 from fuselab.inspect.step_memory import Memory, memory_of
 from fuselab.inspect.step_split import union
 from fuselab.inspect.user_code import plain, short_names
@@ -28,8 +28,8 @@ class OperatorRow:
     self_device_us: float = 0.0
     device_us: float = 0.0
     share: float = 0.0
-    allocated_bytes: int = 0
-    shapes: list[str] = field(default_factory=list)
+    allocated_bytes: int = 0  # with those of the operators below
+    shapes: list[str] = field(default_factory=list)  # the most expensive ones first
 
 
 @dataclass
@@ -150,6 +150,7 @@ def _by_cost(rows: Iterable[Any]) -> list[Any]:
 
 def _operators(windows: Sequence[Window], on_gpu: bool) -> list[OperatorRow]:
     rows: dict[str, OperatorRow] = {}
+    cost_of_shapes: dict[str, dict[str, float]] = {}
     for window in windows:
         for span in window.ops():
             row = rows.setdefault(span.name, OperatorRow(plain(span.name)))
@@ -157,25 +158,35 @@ def _operators(windows: Sequence[Window], on_gpu: bool) -> list[OperatorRow]:
             row.self_device_us += self_device_us(span)
             row.share += self_charged_us(span, on_gpu)
             # do not count an operator inside one of the same name again
-            if all(above.name != span.name for above in span.ancestors()):
-                row.calls += 1
-                row.cpu_us += span.duration_us
-                row.device_us += device_us(span)
-            _shape_and_memory(row, span)
-    for row in rows.values():
+            if any(above.name == span.name for above in span.ancestors()):
+                continue
+            row.calls += 1
+            row.cpu_us += span.duration_us
+            row.device_us += device_us(span)
+            row.allocated_bytes += _allocated_bytes(span.detail)
+            if shapes := _shapes(span.detail):
+                costs = cost_of_shapes.setdefault(span.name, {})
+                cost = device_us(span) if on_gpu else span.duration_us
+                costs[shapes] = costs.get(shapes, 0.0) + cost
+    for name, row in rows.items():
         row.allocated_bytes //= sum(window.steps for window in windows)
+        costs = cost_of_shapes.get(name, {})
+        row.shapes = sorted(costs, key=lambda shapes: -costs[shapes])[:SHAPES_KEPT]
     return _by_cost(rows.values())
 
 
-def _shape_and_memory(row: OperatorRow, span: Span) -> None:
-    if span.detail is None:
-        return
-    shape = " ".join("x".join(map(str, use.sizes)) or "()" for use in span.detail.inputs)
-    if shape and shape not in row.shapes and len(row.shapes) < SHAPES_KEPT:
-        row.shapes.append(shape)
-    row.allocated_bytes += sum(
-        a.bytes for op in span.detail.walk() for a in op.allocations if a.bytes > 0
-    )
+def _shapes(detail: Detail | None) -> str:
+    """Return the sizes of a call's tensors as text; nothing where they are not known."""
+    if detail is None:
+        return ""
+    return " ".join("x".join(map(str, use.sizes)) or "()" for use in detail.inputs)
+
+
+def _allocated_bytes(detail: Detail | None) -> int:
+    """Return the bytes that a call allocated, itself and through the calls below."""
+    if detail is None:
+        return 0
+    return sum(a.bytes for op in detail.walk() for a in op.allocations if a.bytes > 0)
 
 
 def _kernels(kernels: Iterable[Kernel]) -> list[KernelRow]:
@@ -197,8 +208,7 @@ def _operand_bytes(kernel: Kernel) -> int:
         span = span.parent
     if span is None or span.detail is None:
         return 0
-    made = sum(a.bytes for op in span.detail.walk() for a in op.allocations if a.bytes > 0)
-    return sum(use.bytes for use in span.detail.inputs) + made
+    return sum(use.bytes for use in span.detail.inputs) + _allocated_bytes(span.detail)
 
 
 def _kernel_row(kernel: Kernel) -> KernelRow:

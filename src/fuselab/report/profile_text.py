@@ -227,7 +227,7 @@ def _dimensions(sizes: Sequence[int] | None) -> str:
 
 
 def _modules(facts: Facts) -> list[str]:
-    own: Column = ("share", lambda value: duration(value * facts["step_us"]))
+    own: Column = ("device_us" if _on_gpu(facts) else "cpu_us", duration)
     total: Column = ("total_us", duration)
     return _table(facts["modules"], {"module": _NAME, "self": own, "total": total, "share": _SHARE})
 
