@@ -154,6 +154,20 @@ def test_the_screen_fits_and_shows_the_jsons_numbers(broken):
         assert kernel["name"][:20] in text
 
 
+def test_the_screen_says_that_other_work_slows_the_step_down(broken):
+    facts = broken.facts
+    assert 0 <= facts["waited_share"] < 1
+    assert "the machine is busy" not in explain_text({**facts, "waited_share": 0.1})
+    busy = explain_text({**facts, "waited_share": 0.437})
+    assert "the machine is busy: for 43.7 % of the time" in busy
+    assert max(map(len, busy.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("step_us", "steps"), [(3.0, 50), (10_000, 20), (1_000_000, 5)])
+def test_kernels_of_short_steps_are_timed_more_often(step_us, steps):
+    assert explain_runner._steps_to_profile(step_us) == steps
+
+
 def test_mistakes():
     with pytest.raises(ArgumentError, match="mode 'fast' is unknown"):
         explain_target(targets.load(f"{SINS}:clean"), mode="default,fast")

@@ -13,6 +13,7 @@ from fuselab.inspect import compare, targets
 from fuselab.inspect.profile import parse_schedule, profile, profile_target
 from fuselab.inspect.step_memory import NO_LINE
 from fuselab.inspect.step_split import claim, union
+from fuselab.measure import machine_state
 from fuselab.report.compare_text import compare_text
 from fuselab.report.profile_text import profile_text
 from fuselab.report.result import read_result
@@ -312,9 +313,22 @@ def test_claim_gives_every_instant_to_the_first_class_that_covers_it():
 
 def test_the_screen_says_that_other_work_slows_the_step_down(trained):
     facts = trained.describe()
+    machine = {"clock_mhz": 2100, "load": 2.9, "cores": 2, "waited_share": 0.02}
     wall = {"us": 10.0, "low_us": 9.0, "high_us": 11.0, "rounds_us": [10.0] * 10}
-    quiet = {**facts, "wall": {**wall, "machine": {"clock_mhz": 2100, "load": 2.9, "cores": 2}}}
-    busy = {**facts, "wall": {**wall, "machine": {"clock_mhz": 2100, "load": 8.74, "cores": 2}}}
+    quiet = {**facts, "waited_share": 0.1, "wall": {**wall, "machine": machine}}
+    rounds = {**quiet, "wall": {**wall, "machine": {**machine, "waited_share": 0.481}}}
     assert "the machine is busy" not in profile_text(quiet)
-    assert "the machine is busy (load 8.74 on 2 cores)" in profile_text(busy)
-    assert max(map(len, profile_text(busy).splitlines())) <= 80
+    assert "the machine is busy: for 48.1 % of the time" in profile_text(rounds)
+    steps = {**facts, "waited_share": 0.513}  # a script has no rounds
+    assert "the machine is busy: for 51.3 % of the time" in profile_text(steps)
+    assert max(map(len, profile_text(steps).splitlines())) <= 80
+
+
+def test_a_profile_knows_how_long_its_process_waited_for_a_core(monkeypatch):
+    accounts = iter([(100, 0), (400, 100), (400, 100), (500, 200)])  # ran and waited, in ns
+    monkeypatch.setattr(machine_state, "_scheduled_ns", lambda: next(accounts))
+    with profile(schedule=(0, 1, 1, 2)) as recorder:
+        for _ in range(4):
+            torch.ones(3)
+            recorder.step()
+    assert recorder.result.describe()["waited_share"] == 0.375  # of 0.25 and 0.5

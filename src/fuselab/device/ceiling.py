@@ -25,7 +25,7 @@ from fuselab.device.environment import cpu_model, driver_version
 from fuselab.device.streaming import Streaming, variants
 from fuselab.measure.device_timer import timer
 from fuselab.measure.host import host_latency_samples_us
-from fuselab.measure.machine_state import machine_state, waiting_share
+from fuselab.measure.machine_state import BUSY_SHARE, machine_state, waiting_share
 from fuselab.measure.statistics import significant
 from fuselab.measure.timer import Call
 from fuselab.runtime import cache
@@ -49,7 +49,6 @@ MATMUL_UNITS = {
 SAMPLES = 9
 # A larger share of a ceiling must be explained: by a cache that kept inputs, or by wrong bytes.
 HIGHEST_PLAUSIBLE_SHARE = 1.03
-BUSY_SHARE = 0.1  # a machine is busy where our threads wait for a core for so much of their time
 WORTH_KEEPING = 1.1  # a better figure by this ratio says that the one before was disturbed
 
 

@@ -29,12 +29,15 @@ from fuselab.inspect.kernel_files import graph_program, kernel_files
 from fuselab.inspect.kernel_times import times_of_launches
 from fuselab.inspect.profile import Recorder, target_step
 from fuselab.inspect.user_code import SourceLine, plain, raising_target_error
+from fuselab.measure.machine_state import waiting_share
 from fuselab.measure.memory import peak_bytes
 from fuselab.measure.statistics import median_interval
 from fuselab.measure.steady_step import seconds_of, time_steps
 from fuselab.measure.verdict import verdict
 
-STEPS_PROFILED = 5
+STEPS_PROFILED = 5  # at least, and more where a step is short
+MOST_STEPS_PROFILED = 50
+PROFILED_US = 200_000
 TIMING_BUDGET_S = 2.0
 
 Stage = Callable[[str], None]
@@ -59,10 +62,13 @@ def explain(request: Request, stage: Stage) -> Explanation:
         with raising_target_error(f"{target.name} raised when it ran:"):
             cold_s = seconds_of(step, target.device)
         compilations = inductor_capture.compilations()
-        stage("timing eager and compiled")
-        speed = _speed(target, compiled, request.backward)
-        stage("timing the kernels")
-        kernel_us = times_of_launches(step, captured.graphs, STEPS_PROFILED)
+        with waiting_share() as waited:
+            stage("timing eager and compiled")
+            speed = _speed(target, compiled, request.backward)
+            stage("timing the kernels")
+            steps = _steps_to_profile(speed["compiled"]["us"])
+            kernel_us = times_of_launches(step, captured.graphs, steps)
+            waited_share = waited()
         kernels = _kernels(captured.graphs, kernel_us, target.device)
         files = _files(captured.graphs, dynamo_graphs, kernel_us)
     facts = {
@@ -82,6 +88,7 @@ def explain(request: Request, stage: Stage) -> Explanation:
         "dynamic": request.dynamic,
         "batches": {},
         **speed,
+        "waited_share": waited_share,
         "kernels": kernels,
         "ceiling": "cold copy of as many bytes" if any(k["share"] for k in kernels) else None,
     }
@@ -175,6 +182,11 @@ def _speed(eager: targets.Target, compiled: targets.Target, backward: bool) -> d
         }
     found = verdict(timed["compiled"].times_us, timed["eager"].times_us)
     return {**facts, "speedup": found.speedup, "verdict": str(found.outcome)}
+
+
+def _steps_to_profile(step_us: float) -> int:
+    """Return how many steps the kernels are timed in: short ones often, as they scatter more."""
+    return max(STEPS_PROFILED, min(MOST_STEPS_PROFILED, round(PROFILED_US / step_us)))
 
 
 def _busy_share(step: Callable[[], Any]) -> float | None:

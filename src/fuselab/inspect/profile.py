@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from fuselab.inspect.line_tracer import Markers, line_tracer
 from fuselab.inspect.profile_tables import Tables, tabulate
 from fuselab.inspect.step_split import Split, split_step
 from fuselab.inspect.user_code import plain, raising_target_error
+from fuselab.measure.machine_state import waiting_share
 from fuselab.measure.statistics import significant
 from fuselab.notebook import ShownInNotebooks
 
@@ -58,6 +60,7 @@ class Profile(ShownInNotebooks):
     matched: float  # share of operator calls whose line, module and shapes are known
     traces: list[str] = field(repr=False, default_factory=list)  # Chrome traces, one per repeat
     within: str | None = None  # the named range that tables and findings are restricted to
+    waited_share: float | None = None  # of its time the process waited for a core; None of a trace
 
     def __str__(self) -> str:
         """Return the text that ``fuselab profile`` prints; without rich, the fields."""
@@ -87,6 +90,7 @@ class Profile(ShownInNotebooks):
             },
             "matched": self.matched,
             "within": self.within,
+            "waited_share": self.waited_share,
             **self.tables.describe(),
             "findings": [finding.describe() for finding in self.findings],
         }
@@ -161,6 +165,8 @@ class Recorder:
         self._range: record_function | None = None
         self._details: Details | None = None
         self.windows: list[Window] = []  # one per recorded repeat
+        self._waiting: ExitStack | None = None
+        self._waited: list[float] = []  # the share of each window in which we waited for a core
         self._traces: list[str] = []
         self._whole_steps = 0
 
@@ -202,7 +208,8 @@ class Recorder:
                 f"nothing was recorded: the loop made {self._step} steps, and this schedule needs "
                 f"{wait + warmup + 1} (p.step() ends each); make more, or change the schedule."
             )
-        return summarize(self.name, self.windows, self._details, self._traces, self.within)
+        found = summarize(self.name, self.windows, self._details, self._traces, self.within)
+        return replace(found, waited_share=fmean(self._waited))
 
     def _begin_step(self) -> None:
         wait, warmup, active, repeat = self.schedule
@@ -246,12 +253,17 @@ class Recorder:
         self._whole_steps = 0
         self._timer = torch.profiler.profile(activities=_activities())
         self._timer.start()
+        self._waiting = ExitStack()
+        self._waited_share = self._waiting.enter_context(waiting_share())
 
     def _stop_timing(self) -> None:
-        assert self._timer is not None
+        assert self._timer is not None and self._waiting is not None
         _synchronize()
+        waited_share = self._waited_share()
+        self._waiting.close()
         self._timer.stop()
         if self._whole_steps:
+            self._waited.append(waited_share)
             trace = _chrome_trace(self._timer)
             self.windows.append(read_window(json.loads(trace), self._whole_steps))
             self._traces.append(trace)

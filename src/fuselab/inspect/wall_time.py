@@ -10,7 +10,7 @@ from fuselab.errors import TargetError
 from fuselab.inspect.profile import target_step
 from fuselab.inspect.targets import Target
 from fuselab.inspect.user_code import plain
-from fuselab.measure.machine_state import MachineState, machine_state
+from fuselab.measure.machine_state import MachineState, machine_state, waiting_share
 from fuselab.measure.statistics import median_interval
 from fuselab.measure.steady_step import time_steps
 
@@ -38,7 +38,9 @@ def wall_times(
     """
     device = next(iter(found.values())).device
     steps = {name: target_step(target, backward) for name, target in found.items()}
-    timed = time_steps(steps, device, budget_s)
+    with waiting_share() as waited:
+        timed = time_steps(steps, device, budget_s)
+        machine = machine_state(device, waited())
     times = {}
     for name, samples in timed.items():
         if not samples.times_us:
@@ -47,6 +49,6 @@ def wall_times(
             )
         _, low, high = median_interval(samples.times_us)
         times[name] = WallTime(
-            median(samples.times_us), low, high, tuple(samples.times_us), machine_state(device)
+            median(samples.times_us), low, high, tuple(samples.times_us), machine
         )
     return times

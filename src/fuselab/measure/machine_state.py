@@ -12,27 +12,31 @@ from statistics import mean
 
 import torch
 
+BUSY_SHARE = 0.1  # a machine is busy where our threads wait for a core for so much of their time
+
 
 @dataclass(frozen=True)
 class MachineState:
     """The clock of the device in MHz, and how many processes want a core on average over a minute.
 
-    A figure that the machine does not tell is None.
+    ``waited_share`` is the ``waiting_share`` of what was measured. A figure that the machine does
+    not tell is None.
     """
 
     clock_mhz: float | None
     load: float | None
     cores: int
+    waited_share: float | None = None
 
 
-def machine_state(device: torch.device) -> MachineState:
+def machine_state(device: torch.device, waited_share: float | None = None) -> MachineState:
     """Return the state of the machine now; the clock is the GPU's or the mean of the cores'."""
     clock = _gpu_clock(device) if device.type == "cuda" else _cpu_clock()
     try:
         load = round(os.getloadavg()[0], 2)
     except OSError:
         load = None
-    return MachineState(clock, load, len(os.sched_getaffinity(0)))
+    return MachineState(clock, load, len(os.sched_getaffinity(0)), waited_share)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fuselab.report.busy_text import busy_note
 from fuselab.report.numbers import NONE, byte_count, count, duration, rate, ratio, share
 from fuselab.report.screen import cut, folded, table
 
@@ -53,6 +54,7 @@ def _speed(facts: Facts) -> Iterator[str]:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     yield from table(columns, rows, right=range(1, len(columns)))
     yield f" compiled is {ratio(facts['speedup'])} as fast: {facts['verdict']}"
+    yield from busy_note(facts.get("waited_share"))
     compiled = facts["compile"]
     yield from folded(
         " ",

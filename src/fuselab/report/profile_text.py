@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fuselab.report.busy_text import busy_note
 from fuselab.report.numbers import NONE, byte_count, count, duration, ratio, share
 from fuselab.report.screen import WIDTH, bar, cut, cut_place, folded, table
 
@@ -52,9 +53,6 @@ def profile_text(facts: Facts) -> str:
     return "\n".join(lines)
 
 
-_BUSY = 1.5  # the load per core from which other processes slow a step down
-
-
 def _head(facts: Facts) -> Iterator[str]:
     steps = facts["steps"]
     yield cut(
@@ -68,13 +66,8 @@ def _head(facts: Facts) -> Iterator[str]:
             f"{duration(wall['low_us'])} to {duration(wall['high_us'])}, "
             f"{len(wall['rounds_us'])} rounds"
         )
-        machine = wall.get("machine") or {}
-        load, cores = machine.get("load"), machine.get("cores")
-        if load is not None and cores and load > _BUSY * cores:
-            yield (
-                f" the machine is busy (load {load:.3g} on {cores} cores): times are longer, and "
-                "scatter"
-            )
+    machine = (wall or {}).get("machine") or {}
+    yield from busy_note(facts.get("waited_share"), machine.get("waited_share"))
     if facts["within"] is not None:
         yield cut(f" findings and tables: only what runs within the range {facts['within']}")
     memory = facts["memory"]
