@@ -9,10 +9,12 @@ from torch import nn
 from torch.profiler import record_function
 
 from fuselab.errors import ArgumentError, OutputError, TargetError
-from fuselab.inspect import compare, targets
+from fuselab.inspect import compare, explain_runner, targets
+from fuselab.inspect.explain import Request
 from fuselab.inspect.profile import parse_schedule, profile, profile_target
 from fuselab.inspect.step_memory import NO_LINE
 from fuselab.inspect.step_split import claim, union
+from fuselab.inspect.wall_time import wall_times
 from fuselab.measure import machine_state
 from fuselab.report.compare_text import compare_text
 from fuselab.report.profile_text import profile_text
@@ -322,6 +324,31 @@ def test_the_screen_says_that_other_work_slows_the_step_down(trained):
     steps = {**facts, "waited_share": 0.513}  # a script has no rounds
     assert "the machine is busy: for 51.3 % of the time" in profile_text(steps)
     assert max(map(len, profile_text(steps).splitlines())) <= 80
+
+
+PRINTS = """
+import torch
+
+def scaled(input):
+    print("biggest", input.max())
+    return input * 2
+
+def get_inputs():
+    return [torch.ones(4)]
+"""
+
+
+def test_what_a_target_prints_is_shown_once(tmp_path, capsys, monkeypatch):
+    (tmp_path / "prints.py").write_text(PRINTS)
+    target = targets.load(str(tmp_path / "prints.py"))
+    profile_target(target, schedule=(1, 1, 3, 2))
+    assert capsys.readouterr().out == "biggest tensor(1.)\n"
+    wall_times({"now": target}, backward=False, budget_s=0.0)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(explain_runner, "_explained", lambda target, *_: target.run())
+    asked = Request(target.spec, "cpu", None, False, False, "default")
+    explain_runner.explain(asked, lambda words: None)
+    assert capsys.readouterr().out == "biggest tensor(1.)\n"
 
 
 def test_a_profile_knows_how_long_its_process_waited_for_a_core(monkeypatch):

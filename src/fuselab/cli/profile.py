@@ -253,14 +253,16 @@ def _tried(target: str, device: Any, data: str | None, backward: bool) -> list[d
 
     from fuselab.inspect import targets
     from fuselab.inspect.profile import significant_everywhere
+    from fuselab.inspect.target_prints import muted
     from fuselab.inspect.trials import try_levers
     from fuselab.report.progress import say
 
-    rows = try_levers(
-        targets.load(target, device, data),
-        backward=backward,
-        progress=lambda words: say(f"fuselab: {words} ..."),
-    )
+    with muted():
+        rows = try_levers(
+            targets.load(target, device, data),
+            backward=backward,
+            progress=lambda words: say(f"fuselab: {words} ..."),
+        )
     return [significant_everywhere(asdict(row)) for row in rows]
 
 

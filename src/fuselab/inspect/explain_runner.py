@@ -28,6 +28,7 @@ from fuselab.inspect.inductor_capture import CompiledGraph, GraphBreak, Launch
 from fuselab.inspect.kernel_files import graph_program, kernel_files
 from fuselab.inspect.kernel_times import times_of_launches
 from fuselab.inspect.profile import Recorder, target_step
+from fuselab.inspect.target_prints import muted
 from fuselab.inspect.user_code import SourceLine, plain, raising_target_error
 from fuselab.measure.machine_state import waiting_share
 from fuselab.measure.memory import peak_bytes
@@ -49,6 +50,11 @@ def explain(request: Request, stage: Stage) -> Explanation:
     target = targets.load(request.target, request.device, request.data)
     with raising_target_error(f"{target.name} raised when it ran:"):
         target_step(target, request.backward)()
+    with muted():
+        return _explained(target, request, stage)
+
+
+def _explained(target: targets.Target, request: Request, stage: Stage) -> Explanation:
     stage("tracing with Dynamo")
     with torch.set_grad_enabled(request.backward or not target.is_module):
         count, breaks, dynamo_graphs = inductor_capture.graph_breaks(
@@ -106,7 +112,7 @@ def without_gpu(request: Request, stage: Stage) -> Explanation:
     with raising_target_error(f"{target.name} raised when it ran:"):
         target_step(target, request.backward)()
     stage("tracing with Dynamo")
-    with torch.set_grad_enabled(request.backward or not target.is_module):
+    with torch.set_grad_enabled(request.backward or not target.is_module), muted():
         count, breaks, dynamo_graphs = inductor_capture.graph_breaks(
             target.callable, *target.args, **target.kwargs
         )
@@ -114,7 +120,7 @@ def without_gpu(request: Request, stage: Stage) -> Explanation:
     stage(f"writing code for {gpu.name} with Inductor")
     compiled = replace(target, callable=pretending(target.callable, gpu))
     refused = f"Inductor writes no code of {target.name} for {gpu.name}:"
-    with inductor_capture.capture() as captured, raising_target_error(refused):
+    with inductor_capture.capture() as captured, raising_target_error(refused), muted():
         target_step(compiled, request.backward)()
     facts = {
         "name": target.name,
@@ -137,7 +143,7 @@ def warm_seconds(request: Request, stage: Stage) -> float:
     """Return the time in seconds of the first call when the disk cache has every compiled part."""
     target = targets.load(request.target, request.device, request.data)
     stage("compiling with the cache on disk")
-    with inductor_capture.named_kernels():
+    with inductor_capture.named_kernels(), muted():
         step = target_step(_compiled(target, request), request.backward)
         return seconds_of(step, target.device)
 
@@ -148,7 +154,8 @@ def sizes(request: Request, stage: Stage) -> dict[str, Any]:
     target = targets.load(request.target, request.device, request.data)
     mode = None if request.mode == "default" else request.mode
     tried = sizes_to_try(target, request.batches)
-    return called_with_sizes(target, request.shapes, mode, request.backward, tried, stage)
+    with muted():
+        return called_with_sizes(target, request.shapes, mode, request.backward, tried, stage)
 
 
 def _compiled(target: targets.Target, request: Request) -> targets.Target:

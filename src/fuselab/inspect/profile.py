@@ -39,6 +39,7 @@ from fuselab.inspect.kineto import (
 from fuselab.inspect.line_tracer import Markers, line_tracer
 from fuselab.inspect.profile_tables import Tables, tabulate
 from fuselab.inspect.step_split import Split, split_step
+from fuselab.inspect.target_prints import muted
 from fuselab.inspect.user_code import plain, raising_target_error
 from fuselab.measure.machine_state import waiting_share
 from fuselab.measure.statistics import significant
@@ -369,12 +370,16 @@ def profile_target(
     backward and, if the file has one, the optimizer. Without ``backward`` a module runs in
     evaluation mode under ``no_grad``, a function as it is. The loss is the file's
     ``get_loss(output)``, or the sum of every differentiable output. ``within`` restricts tables and
-    findings to one named range. Raises TargetError, ArgumentError.
+    findings to one named range. What the target prints is shown for the first step. Raises
+    TargetError, ArgumentError.
     """
     step = target_step(target, backward)
     wait, warmup, active, repeat = check_schedule(schedule)
-    with profile(schedule, name=target.name, within=within) as recorder:
-        for _ in range((wait + warmup + active) * repeat):
+    with ExitStack() as stack:
+        recorder = stack.enter_context(profile(schedule, name=target.name, within=within))
+        for number in range((wait + warmup + active) * repeat):
+            if number == 1:
+                stack.enter_context(muted())
             with raising_target_error(f"{target.name} raised when it ran:"):
                 step()
             recorder.step()

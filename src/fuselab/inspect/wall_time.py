@@ -8,6 +8,7 @@ from statistics import median
 
 from fuselab.errors import TargetError
 from fuselab.inspect.profile import target_step
+from fuselab.inspect.target_prints import muted
 from fuselab.inspect.targets import Target
 from fuselab.inspect.user_code import plain
 from fuselab.measure.machine_state import MachineState, machine_state, waiting_share
@@ -38,7 +39,7 @@ def wall_times(
     """
     device = next(iter(found.values())).device
     steps = {name: target_step(target, backward) for name, target in found.items()}
-    with waiting_share() as waited:
+    with muted(), waiting_share() as waited:
         timed = time_steps(steps, device, budget_s)
         machine = machine_state(device, waited())
     times = {}

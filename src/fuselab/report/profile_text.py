@@ -136,12 +136,12 @@ def _tried(facts: Facts) -> list[str]:
         for row in tried
         if row["us"] is not None
     ]
-    lines = table(["lever", "step", "speed-up", "verdict", "outputs change by"], rows, right=(1, 2))
+    lines = table(["lever", "step", "speed-up", "verdict", "change"], rows, right=(1, 2))
     for row in tried:
         if row["reason"] is not None:
             lines += folded("  ", f"{row['name']} does not run: {row['reason']}", indent=4)
     if any(row["difference"] for row in tried):
-        lines += folded(" ", "change: the norm of the difference over the norm of the outputs")
+        lines += folded(" ", "change: of the outputs; the norm of the difference over their norm")
     return lines
 
 

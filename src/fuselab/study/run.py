@@ -19,6 +19,7 @@ from fuselab.fusion.fuse import fuse_with_report
 from fuselab.fusion.result import Decision, FuseResult, Replacement
 from fuselab.inspect import targets
 from fuselab.inspect.profile import profile_target
+from fuselab.inspect.target_prints import muted
 from fuselab.inspect.targets import Target
 from fuselab.inspect.user_code import plain
 from fuselab.measure.statistics import significant
@@ -40,6 +41,7 @@ QUICKER = 0.25  # the share of every budget that --quick uses
 Progress = Callable[[str], None]
 
 
+@muted()  # explain runs the target in a process of its own, where its first step is heard
 def study(
     spec: str,
     *,
