@@ -91,6 +91,7 @@ PROFILE = {
 }
 LEADS = (
     facts.Lead(
+        "chain",
         "3 operators could be one kernel",
         "Each writes its result to memory, and the next reads it back.",
         "dlrm.py:116",
@@ -101,6 +102,7 @@ LEADS = (
         "torch.compile fuses this line: it becomes part of cpp_fused_mul_1.",
     ),
     facts.Lead(
+        "repeated small operator",
         "104 small operators from one line",
         "Batch them into one call.",
         "dlrm.py:101",
@@ -111,6 +113,7 @@ LEADS = (
         "Left as it is: no operator computes this, nor does a fused kernel.",
     ),
     facts.Lead(
+        "chain",
         "bias and activation in two passes",
         "bias_activation does both in one.",
         "dlrm.py:21",

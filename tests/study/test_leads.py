@@ -37,6 +37,8 @@ def finding(kind: str, line: str | None) -> dict[str, Any]:
         ("chain", "m.py:33", (FUSED,), "open"),
         ("blown-up operand", "m.py:3", (FUSED,), "open"),
         ("chain", None, (FUSED,), "open"),
+        ("torch.compile", None, (LIBRARY, FUSED), "compiled"),
+        ("torch.compile", None, (LIBRARY,), "open"),
         ("chain", "dlrm.py:21", (), "replaced"),
     ],
 )
@@ -88,3 +90,43 @@ def test_a_chain_of_the_same_function_is_what_was_tried_for_a_finding(tmp_path) 
     at["operators"] = ("aten::eq",)
     (foreign,) = leads_of([finding("chain", "m.py:2") | at | {"line_number": 2}], (row,), ())
     assert foreign.state == "open"  # other operations
+
+
+def test_a_chain_belongs_to_what_was_tried_on_any_of_its_lines(tmp_path) -> None:
+    """A residual and the norm behind it are one chain, whose first line lies in another function
+    than the norm's; a chain that only shares a product with it is not what replaced it."""
+    file = tmp_path / "m.py"
+    file.write_text(
+        "def norm(x):\n"
+        "    return x * torch.rsqrt(x.pow(2).mean(-1))\n"
+        "def block(x):\n"
+        "    x = x + mix(x)\n"
+        "    return silu(norm(x)) * x\n"
+    )
+    (row,) = REPLACED[:1]
+    gate = type(row)(
+        **vars(row) | {"operator": "gate", "line": f"{file}:5", "chain": "silu → mul", "lines": ()}
+    )
+    norm = type(row)(
+        **vars(row)
+        | {
+            "operator": "norm",
+            "line": f"{file}:2",
+            "chain": "pow → mean → rsqrt → mul",
+            "lines": (),
+        }
+    )
+    operators = ("aten::add", "aten::pow", "aten::mean", "aten::rsqrt", "aten::mul")
+    chain = finding("chain", "m.py:4") | {
+        "file": str(file),
+        "line_number": 4,
+        "operators": operators,
+        "lines": ("m.py:4", "m.py:2"),
+    }
+    (lead,) = leads_of([chain], (gate, norm), ())
+    assert lead.done.startswith("Replaced by norm:")
+    (lead,) = leads_of([chain], (gate,), ())
+    assert lead.state == "open"
+    on_both = type(gate)(**vars(gate) | {"lines": ("m.py:4",)})
+    (lead,) = leads_of([chain], (on_both, norm), ())
+    assert lead.done.startswith("Replaced by norm:")

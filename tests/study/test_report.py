@@ -223,3 +223,4 @@ def test_the_screen_has_80_columns(facts: dict[str, Any]) -> None:
     assert re.search(
         r"torch\.compile of fused +19\.0 ms +2\.17× +FASTER +68\.7 %", "\n".join(lines)
     )
+    assert re.search(r"dlrm\.py:116 +chain: 3 operators could ", "\n".join(lines))

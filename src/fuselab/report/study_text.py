@@ -67,7 +67,7 @@ def _leads(facts: Facts) -> Iterator[str]:
     rows = [
         [
             cut_place(lead["line"] or "", PLACE_WIDTH),
-            lead["title"],
+            f"{lead['kind']}: {lead['title']}",
             duration(lead["saved_us"]),
             share(lead["share"]),
             _STATES[lead["state"]],

@@ -84,6 +84,7 @@ class Lead:
     ``tried`` (a replacement was tried and not kept) or ``open``.
     """
 
+    kind: str
     title: str
     advice: str
     line: str | None

@@ -15,7 +15,7 @@ from fuselab.study.facts import Kernel, Lead, Replaced
 # The findings that a compiler's fused kernel removes; an expanded operand it still writes to
 # memory.
 _CURED_BY_FUSING = ("chain", "repeated small operator", "launch-bound")
-_TAKEN = ("title", "advice", "line", "source", "saved_us", "share")
+_TAKEN = ("kind", "title", "advice", "line", "source", "saved_us", "share")
 _MOST = 12  # the most findings in a study; `fuselab profile` shows all
 
 
@@ -34,11 +34,18 @@ def _outcome(
     finding: Mapping[str, Any], replaced: Sequence[Replaced], kernels: Sequence[Kernel]
 ) -> tuple[str, str]:
     line = finding["line"]
+    generated = [row for row in kernels if row.kind == "generated"]
+    if finding["kind"] == "torch.compile" and generated:
+        return "compiled", (
+            f"torch.compile writes {len(generated)} kernel{'s' if len(generated) != 1 else ''} for "
+            "the target; how fast it is as a whole stands above. Each chain has a finding of its "
+            "own."
+        )
     tried = _tried_for(finding, replaced)
     kept = next((row for row in tried if row.decision == "kept"), None)
     if kept is not None:
         return "replaced", f"Replaced by {kept.operator}: {ratio(kept.speedup)} as fast there."
-    fusing = [row for row in kernels if line in row.lines.split(", ") and row.kind == "generated"]
+    fusing = [row for row in generated if line in row.lines.split(", ")]
     if fusing and finding["kind"] in _CURED_BY_FUSING:
         names = ", ".join(row.name for row in fusing[:2])
         more = f" and {len(fusing) - 2} more" if len(fusing) > 2 else ""
@@ -55,22 +62,27 @@ def _outcome(
 def _tried_for(finding: Mapping[str, Any], replaced: Sequence[Replaced]) -> list[Replaced]:
     """Return the replacements that were tried for what a finding is about.
 
-    Those on its very line come first. A chain has one line in the table but may span several: one
-    whose operations include an operator of the finding counts where both lie in one function.
+    Those on one of its lines come first, and of these the ones that share most operators with it. A
+    chain has one line in the table but may span several: one whose operations include at least half
+    of the finding's operators counts where both lie in one function.
     """
-    line = finding["line"]
-    if line is None:
+    if finding["line"] is None:
         return []
-    exact = [row for row in replaced if line in (*row.lines, short_line(row.line))]
-    named = {name.removeprefix("aten::").rstrip("_") for name in finding.get("operators") or ()}
+    lines = {finding["line"], *(finding.get("lines") or ())}
+    named = {name.removeprefix("aten::").strip("_") for name in finding.get("operators") or ()}
+
+    def shared(row: Replaced) -> int:
+        return len(named.intersection(re.findall(r"\w+", row.chain)))
+
+    exact = [row for row in replaced if lines.intersection((*row.lines, short_line(row.line)))]
     around = [
         row
         for row in replaced
         if row not in exact
-        and named.intersection(re.findall(r"\w+", row.chain))
+        and 0 < len(named) <= 2 * shared(row)
         and _in_one_function(finding, short_line(row.line))
     ]
-    return [*exact, *around]
+    return [*sorted(exact, key=shared, reverse=True), *around]
 
 
 def _in_one_function(finding: Mapping[str, Any], place: str) -> bool:

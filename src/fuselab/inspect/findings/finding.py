@@ -22,6 +22,7 @@ class Finding:
     calls: float
     bytes_saved: int = 0
     operators: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()  # all lines of a chain, each once; ``line`` is the first
 
     def describe(self) -> dict[str, Any]:
         return asdict(self)

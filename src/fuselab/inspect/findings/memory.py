@@ -19,6 +19,7 @@ from fuselab.inspect.findings.search import (
 )
 from fuselab.inspect.kineto import Span
 from fuselab.inspect.profile_tables import device_us
+from fuselab.inspect.user_code import plain
 from fuselab.inspect.work_kinds import is_compute_op, is_pointwise
 from fuselab.report.numbers import byte_count
 
@@ -162,6 +163,7 @@ def chains(search: Search) -> Iterator[Finding]:
             float(len(chains)),
             bytes_saved=bytes_saved,
             operators=names,
+            lines=tuple(dict.fromkeys(map(plain, lines))),
         )
 
 
