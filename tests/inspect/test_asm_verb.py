@@ -12,6 +12,7 @@ from fuselab.cli.main import run
 from fuselab.inspect.assembly import summary, tools
 from fuselab.inspect.assembly.architectures import architecture
 from fuselab.inspect.assembly.subjects import Request, compiled
+from fuselab.report.asm_text import _overview
 
 TARGETS = Path(__file__).parent / "targets"
 VECTOR_ADD, KERNELS_CU = str(TARGETS / "vector_add.py"), str(TARGETS / "kernels.cu")
@@ -103,6 +104,29 @@ def test_an_ejected_package_is_compiled_like_the_library(tmp_path, capsys):
         given = (str(folder), "--implementation", "triton", "--arch", arch)
         text = called(capsys, *given)
         assert "(triton forward)" in text and "global load 128 bit" in text
+
+
+def test_names_in_the_overview_differ_where_they_end_differently():
+    kernel = {
+        "launched_by": "cuda backward",
+        "occupancy": None,
+        "static_shared_bytes": 4096,
+        "dynamic_shared_bytes": 0,
+        "registers": 168,
+        "spill_store_bytes": 0,
+        "spill_load_bytes": 0,
+        "instructions": {"float32": 1398},
+    }
+    names = (
+        "a_long_name_of_backward_input_kernel<RowTile<int>, float>",
+        "a_long_name_of_backward_weight_kernel<RowTile<int>, float>",
+    )
+    lines = _overview([kernel | {"name": name} for name in names])
+    assert max(map(len, lines)) <= 80
+    first, second = (line.split()[0] for line in lines[-2:])
+    assert first.endswith("put_kernel") and second.endswith("ght_kernel")
+    sums = _overview([kernel | {"name": f"sum<{threads}>"} for threads in (128, 256)])
+    assert [line.split()[0] for line in sums[-2:]] == ["sum<128>", "sum<256>"]
 
 
 @pytest.mark.parametrize(

@@ -333,7 +333,7 @@ def test_a_masked_tail_is_counted_for_the_lanes_inside(tmp_path: Path) -> None:
     found = ptx_addresses.requests(one(asked(str(file))))
     # 20 of 32 lanes, 4 elements each in 16 bytes: 5 lanes are inside, 80 bytes, 3 sectors.
     assert {(each.lanes, each.sectors) for each in found.requests} <= {(5, 3), (20, 3)}
-    assert found.requests and found.unreached + len(found.requests) >= 6
+    assert found.requests and len(found.unreached) + len(found.requests) >= 6
 
 
 def test_unaligned_rows_touch_one_sector_more() -> None:
@@ -342,6 +342,45 @@ def test_unaligned_rows_touch_one_sector_more() -> None:
     assert {each.bytes_per_lane for each in found.requests} == {4}
     narrow = advice(kernel, summary.summarised(kernel))
     assert any("32 bits per thread in 8 instructions; 2 of 128" in each for each in narrow)
+
+
+ROWS = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def rows_kernel(x_ptr, out_ptr, n_cols, stride, scale, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    mask = cols < n_cols
+    x = tl.load(x_ptr + tl.program_id(0) * stride + cols, mask=mask)
+    tl.store(out_ptr + tl.program_id(0) * stride + cols, x * scale, mask=mask)
+
+def scaled(x):
+    out = torch.empty_like(x)
+    rows_kernel[(len(x),)](x, out, x.shape[1], x.stride(0), 2.0, BLOCK=512)
+    return out
+
+def get_inputs():
+    return [torch.randn(37, 300)]
+"""
+
+
+def test_narrow_accesses_are_counted_beyond_those_of_the_first_warp(tmp_path) -> None:
+    """The first of 4 warps has columns 0..31, 128.., 256.. and 384..; the last are masked."""
+    (tmp_path / "rows.py").write_text(ROWS)
+    kernel = one(asked(str(tmp_path / "rows.py")))
+    found = ptx_addresses.requests(kernel)
+    assert [direction for _, direction in found.unreached] == ["load", "store"]
+    said = advice(kernel, summary.summarised(kernel))
+    assert sum("32 bits per thread in 4 instructions; 1 of 128" in one for one in said) == 2
+
+
+def test_the_suggested_signature_tells_pointers_from_numbers(tmp_path) -> None:
+    (tmp_path / "rows.py").write_text(ROWS)
+    with pytest.raises(errors.ArgumentError, match="has 1 entry and rows_kernel takes 6") as error:
+        asked(str(tmp_path / "rows.py"), signature="*fp32")
+    assert "--signature '*fp32, *fp32, i32:16, i32:16, fp32, 1024'" in str(error.value)
 
 
 def test_a_kernel_takes_what_the_function_that_launches_it_gives() -> None:
@@ -372,7 +411,7 @@ def test_a_kernel_takes_what_the_function_that_launches_it_gives() -> None:
             f"{VECTOR_ADD}:add_kernel",
             {"signature": "*fp32"},
             errors.ArgumentError,
-            "has 1 entries and add_kernel takes 5",
+            "has 1 entry and add_kernel takes 5",
         ),
         (
             f"{VECTOR_ADD}:add_kernel",

@@ -185,6 +185,13 @@ def test_each_of_several_results_is_compared_and_programs_have_the_grids_dimensi
         seen(str(file), backward=True)
 
 
+def test_one_program_is_no_programs() -> None:
+    facts = {"against": [], "left_out": 0, "accesses": []}
+    kernel = {"name": "rows", "grid": [1], "tensors": {}}
+    assert debug_text(facts | {"kernels": [kernel]}).startswith("rows, 1 program:")
+    assert debug_text(facts | {"kernels": [kernel | {"grid": [2]}]}).startswith("rows, 2 programs:")
+
+
 def test_runs_of_offsets() -> None:
     assert runs([3, 1, 2, 8, 8]) == [(1, 3), (8, 8)] and runs([]) == []
 

@@ -11,9 +11,9 @@ import torch
 
 from fuselab.cli.main import run
 from fuselab.errors import ArgumentError, FuselabError, TargetError
+from fuselab.inspect.assembly.triton_roles import roles_of
 from fuselab.packaging.new import check_name, new_package
 from fuselab.packaging.sizes import Known, size_texts
-from fuselab.packaging.triton_roles import roles_of
 from fuselab.prove.load import load_op
 from fuselab.runtime import interpreter
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fuselab.errors import FuselabError, TargetError
-from fuselab.inspect.assembly import subjects, triton_compile
+from fuselab.inspect.assembly import subjects, triton_compile, triton_roles
 from fuselab.inspect.assembly.kernel_decorators import taken_apart
-from fuselab.packaging import arguments, triton_roles
+from fuselab.packaging import arguments
 from fuselab.packaging.arguments import KernelParameter, Launch
 from fuselab.packaging.definition import MISSING, Definition, Parameter, literal, parameters_of
 from fuselab.packaging.python_source import sliced

@@ -30,11 +30,11 @@ from fuselab.errors import (
     TargetError,
     UnknownNameError,
 )
-from fuselab.inspect.assembly import subjects, triton_compile
+from fuselab.inspect.assembly import subjects, triton_compile, triton_roles
 from fuselab.inspect.assembly.asked import settings_of
 from fuselab.inspect.assembly.kernel_decorators import Configuration, taken_apart
 from fuselab.measure.interleave import Candidate, interleave
-from fuselab.packaging import arguments, triton_package, triton_roles
+from fuselab.packaging import arguments, triton_package
 from fuselab.packaging.definition import MISSING
 from fuselab.packaging.recorded_launch import on_device, recorded
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fuselab.report.numbers import NONE
-from fuselab.report.screen import WIDTH, cut, folded, table
+from fuselab.report.screen import WIDTH, cut, cut_place, folded, table
 
 Facts = Mapping[str, Any]
 _HEAD = 15  # columns of a row's name
@@ -35,7 +35,7 @@ def title_of(facts: Facts) -> str:
 
 
 def _overview(kernels: Sequence[Facts]) -> list[str]:
-    rows = []
+    rows: list[list[str]] = []
     for kernel in kernels:
         held = kernel["occupancy"]
         share = NONE if held is None else f"{held['warps']}/{held['most_warps']}"
@@ -52,6 +52,12 @@ def _overview(kernels: Sequence[Facts]) -> list[str]:
             ]
         )
     columns = ["kernel", "launched by", "regs", "shared", "spills", "warps", "instr"]
+    taken = [2 + max(map(len, column)) for column in zip(columns, *rows, strict=True)][1:]
+    left = WIDTH - 1 - sum(taken)
+    # names that differ at their end, as those of a backward's kernels, are cut in the middle
+    for row in rows:
+        if len(row[0]) > left:
+            row[0] = cut_place(row[0].partition("<")[0], left)
     return table(columns, rows, right=range(2, 7))
 
 

@@ -24,7 +24,8 @@ def debug_text(facts: Facts) -> str:
             f"{name} {tensor['dtype']}{tensor['shape']}"
             for name, tensor in kernel["tensors"].items()
         )
-        lines += folded("", f"{kernel['name']}, {grid} programs: {tensors}", indent=2)
+        programs = "program" if grid == "1" else "programs"
+        lines += folded("", f"{kernel['name']}, {grid} {programs}: {tensors}", indent=2)
     for one in grouped(facts):
         lines += _accesses(one)
     if facts["left_out"]:
@@ -45,7 +46,8 @@ def _accesses(one: Accesses) -> Iterator[str]:
             text += f"; the mask cuts {_offsets(cut)}"
         yield from folded(f"    program {one.name_of(program)}: ", text)
     if len(one.programs) > len(shown):
-        yield f"    and {len(one.programs) - len(shown)} programs more"
+        more = len(one.programs) - len(shown)
+        yield f"    and {more} program{'s' if more != 1 else ''} more"
     for program, outside in list(one.outside.items())[:PROGRAMS]:
         yield from folded(
             "    OUTSIDE ",

@@ -120,7 +120,8 @@ def _batches(facts: Facts) -> Iterator[str]:
         yield f" {name}: {count(count_of)} compiled in {_seconds(spent)}"
         for row in way["rows"]:
             for reason in row["reasons"]:
-                yield from folded("   ", f"{row['batch']} rows: {reason}")
+                rows_of = "row" if row["batch"] == 1 else "rows"
+                yield from folded("   ", f"{row['batch']} {rows_of}: {reason}")
         for one in way["constant"]:
             at = f" by {one['line']} | {one['source']}" if "line" in one else ""
             yield from folded("   ", f"{one['size']} is fixed to {one['value']}{at}")

@@ -80,7 +80,8 @@ def _narrow(kernel: Kernel, summary: Summary) -> list[str]:
     for one in summary.coalescing:
         wide = 16 // one.bytes_per_lane if one.bytes_per_lane else 1
         is_dense = one.sectors <= 1.01 * one.least
-        if is_dense and one.instructions >= wide > 1 and one.direction != "atomic":
+        instructions = one.instructions + one.unreached
+        if is_dense and instructions >= wide > 1 and one.direction != "atomic":
             remedy = (
                 "Triton needs to know that pointers and strides are divisible by 16 "
                 "(tl.multiple_of, tl.max_contiguous)"
@@ -89,7 +90,7 @@ def _narrow(kernel: Kernel, summary: Summary) -> list[str]:
             )
             found.append(
                 f"line {one.line} {_DOES[one.direction]} {8 * one.bytes_per_lane} bits per thread "
-                f"in {one.instructions} instructions; {-(-one.instructions // wide)} of 128 bits "
+                f"in {instructions} instructions; {-(-instructions // wide)} of 128 bits "
                 f"could move as much: {remedy}."
             )
     return found

@@ -56,13 +56,14 @@ class _Statement:
 class Found:
     """The requests of a kernel's first warp, in the order of the PTX.
 
-    ``unknown`` counts the accesses of global memory whose addresses only the device knows,
-    ``unreached`` those that this warp never makes: the tail of a block that is full, for example.
+    ``unknown`` counts the accesses of global memory whose addresses only the device knows.
+    ``unreached`` has the source line and direction of those that this warp never makes: the tail of
+    a block that is full, for example.
     """
 
     requests: tuple[Request, ...]
     unknown: int
-    unreached: int
+    unreached: tuple[tuple[Place | None, str], ...]
 
 
 def requests(kernel: Kernel) -> Found:
@@ -71,23 +72,22 @@ def requests(kernel: Kernel) -> Found:
     places = ptx_lines.places(kernel.texts["ptx"])
     warp = _Warp(kernel, statements, labels)
     warp.run()
-    found, unknown, unreached = [], 0, 0
+    found: list[Request] = []
+    unreached: list[tuple[Place | None, str]] = []
+    unknown = 0
     for index, statement in enumerate(statements):
         direction = _direction(statement.opcode)
         if direction is None:
             continue
-        seen = warp.accesses.get(index)
-        if seen is None:
-            unknown += index in warp.visited
-            unreached += index not in warp.visited
-            continue
-        addresses, size = seen
-        if not len(addresses):
-            unreached += 1
-            continue
         place = places[statement.line] if statement.line < len(places) else None
-        found.append(_request(place, direction, addresses, size))
-    return Found(tuple(found), unknown, unreached)
+        seen = warp.accesses.get(index)
+        if seen is None and index in warp.visited:
+            unknown += 1
+        elif seen is None or not len(seen[0]):
+            unreached.append((place, direction))
+        else:
+            found.append(_request(place, direction, *seen))
+    return Found(tuple(found), unknown, tuple(unreached))
 
 
 def _request(place: Place | None, direction: str, addresses: Lanes, size: int) -> Request:

@@ -181,7 +181,8 @@ def _of_file(request: Request, module: ModuleType, path: Path, name: str) -> Com
     offer = getattr(module, "get_inputs", None)
     found = getattr(module, name, None) if name else None
     if name and found is None:
-        raise TargetError(f"{path} has no '{name}'; its kernels are {_listed(kernels)}.")
+        known = f"; its kernels are {_listed(kernels)}" if kernels else " and no @triton.jit kernel"
+        raise TargetError(f"{path} has no '{name}'{known}.")
     if request.signature is None and offer is not None:
         launcher = found if name and not triton_compile.is_kernel(found) else None
         if not name:

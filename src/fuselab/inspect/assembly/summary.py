@@ -27,7 +27,10 @@ from fuselab.inspect.assembly.sass import Instruction
 @dataclass(frozen=True)
 class LineAccess:
     """The global accesses of one source line: how many instructions, how wide, and the sectors of
-    32 bytes that each request of the first warp touches, beside the least that its bytes need."""
+    32 bytes that each request of the first warp touches, beside the least that its bytes need.
+
+    ``unreached`` counts the line's further instructions, which that warp does not execute.
+    """
 
     file: str
     line: int | None
@@ -36,6 +39,7 @@ class LineAccess:
     bytes_per_lane: int
     sectors: float
     least: float
+    unreached: int = 0
 
     @property
     def useful_share(self) -> float:
@@ -116,9 +120,9 @@ def summarised(kernel: Kernel) -> Summary:
         spills=spills,
         occupancy=occupancy(device, kernel.threads, used["REG"], total),
         accesses=instruction_kinds.accesses(code),
-        coalescing=tuple(_coalescing(found.requests)),
+        coalescing=tuple(_coalescing(found)),
         unknown_addresses=found.unknown,
-        unreached_accesses=found.unreached,
+        unreached_accesses=len(found.unreached),
         matrix=instruction_kinds.matrix(code),
         barriers=instruction_kinds.barriers(code),
         mix=instruction_kinds.mix(code),
@@ -146,9 +150,9 @@ def _spills(kernel: Kernel) -> tuple[int, int] | None:
     return tools.spilled_bytes(said, kernel.function)
 
 
-def _coalescing(found: Sequence[ptx_addresses.Request]) -> list[LineAccess]:
+def _coalescing(found: ptx_addresses.Found) -> list[LineAccess]:
     lines = []
-    for place, direction, members in ptx_addresses.by_line(found):
+    for place, direction, members in ptx_addresses.by_line(found.requests):
         count = len(members)
         lines.append(
             LineAccess(
@@ -159,6 +163,7 @@ def _coalescing(found: Sequence[ptx_addresses.Request]) -> list[LineAccess]:
                 bytes_per_lane=max(one.bytes_per_lane for one in members),
                 sectors=sum(one.sectors for one in members) / count,
                 least=sum(one.least for one in members) / count,
+                unreached=found.unreached.count((place, direction)),
             )
         )
     return lines

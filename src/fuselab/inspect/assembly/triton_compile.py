@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import re
@@ -12,6 +13,7 @@ from unittest import mock
 from torch import Tensor
 
 from fuselab.errors import ArgumentError, BuildError
+from fuselab.inspect.assembly import triton_roles
 from fuselab.inspect.assembly.architectures import Architecture
 from fuselab.inspect.assembly.kernel import Argument, Kernel
 from fuselab.runtime.parameters import plain
@@ -152,8 +154,9 @@ def compiled_signature(
     words = [word.strip() for word in signature.split(",") if word.strip()]
     names = [name for name in function.arg_names if name not in settings]
     if len(words) != len(names):
+        entries = "entry" if len(words) == 1 else "entries"
         raise ArgumentError(
-            f"--signature has {len(words)} entries and {function.__name__} takes {len(names)} "
+            f"--signature has {len(words)} {entries} and {function.__name__} takes {len(names)} "
             f"({', '.join(names)}); for example --signature '{suggested_signature(function)}'."
         )
     kinds: dict[str, str] = {}
@@ -184,18 +187,40 @@ def compiled_signature(
     return _kernel(function, compiled, architecture, values, None)
 
 
+_WHOLE = re.compile(
+    r"^[nmk]$|numel|size|stride|rows|cols|columns|n_|num|width|length|len$|dim|count|seed|offset"
+)
+
+
 def suggested_signature(kernel: Any) -> str:
-    """Return a signature to begin with: pointers to float32, whole numbers, constexprs of 1024."""
+    """Return a signature to begin with: pointers to float32, numbers, constexprs of 1024.
+
+    What the kernel loads from or stores to, or gives to a function of its own, is a pointer. Which
+    numbers are whole follows from the sizes that they are compared with, else from their names.
+    """
     function = jit_function(kernel)
+    tree = triton_roles.definition_of(python_function(kernel))
+    roles = triton_roles.roles_of(tree, {})
+    given_on = {
+        one.id
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+        for one in call.args
+        if isinstance(one, ast.Name)
+    }
+    sizes = {*roles.limits.values(), *roles.widths.values(), *roles.sizes}
     words = []
     for parameter in function.params:
+        name = parameter.name
         if parameter.is_constexpr:
             default = parameter.default
             words.append("1024" if default is inspect.Parameter.empty else str(default))
+        elif roles.accesses.get(name):
+            words.append("*fp32")
+        elif name in sizes or _WHOLE.search(name.lower()):
+            words.append("i32:16")
         else:
-            text = parameter.name.lower()
-            whole = re.search(r"^(n|m|k)$|numel|size|stride|rows|cols|columns|n_|num|width", text)
-            words.append("i32:16" if whole else "*fp32")
+            words.append("*fp32" if name in given_on else "fp32")
     return ", ".join(words)
 
 
