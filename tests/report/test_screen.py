@@ -9,7 +9,7 @@ import pytest
 from fuselab.errors import MissingDependencyError
 from fuselab.inspect.explain import Explanation
 from fuselab.report import explain_text
-from fuselab.report.screen import bar, cut, cut_place, table
+from fuselab.report.screen import bar, cut, cut_place, folded, table
 
 
 def test_wide_left_columns_share_the_loss_and_numbers_stay_whole():
@@ -38,6 +38,17 @@ def test_a_line_number_is_never_cut_off():
     rows = [[cut_place(place, 26), "t" * 90, "1.23 ms"]]
     line = table(["line", "", "us"], rows, right=[2], whole=[0])[2]
     assert ":1234 " in line and line.endswith("1.23 ms") and len(line) <= 80
+
+
+@pytest.mark.parametrize(
+    "figure", ["9.8 GiB", "537 MB", "1.23 µs", "95 %", "27.3 GB/s", "1.5 TFLOP/s", "640 B", "3 s"]
+)
+def test_a_number_is_not_parted_from_its_unit(figure):
+    for width in range(16, 40):
+        lines = folded(" ", f"it needs some {figure} more, and so on", width=width, indent=3)
+        assert " ".join(" ".join(lines).split()) == f"it needs some {figure} more, and so on"
+        assert sum(figure in line for line in lines) == 1
+        assert max(map(len, lines)) <= width
 
 
 def test_without_rich_the_text_is_the_fields(monkeypatch: pytest.MonkeyPatch) -> None:

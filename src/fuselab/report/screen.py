@@ -6,6 +6,7 @@ rich lays out the tables. It comes with the extra ``cli``, and is imported where
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 80
+_TIED = "\N{NO-BREAK SPACE}"  # at which textwrap breaks no line
+_BEFORE_UNIT = re.compile(
+    r"(?<=\d) (?=(?:%|×|(?:n|µ|u|m)?s|[kMGT]?B(?:/s)?|[KMGT]iB(?:/s)?|[GT]FLOP/s|MHz|ulp)(?!\w))"
+)
 
 
 def as_text(show: Callable[[Console], object]) -> str:
@@ -86,17 +91,18 @@ def folded(
 ) -> list[str]:
     """Return ``head`` and ``text`` as lines of at most ``width`` columns.
 
-    Later lines are indented to the end of ``head``, or by ``indent``. With ``whole`` a word longer
-    than a line, such as a path, is not broken.
+    Later lines are indented to the end of ``head``, or by ``indent``. A number stays on the line of
+    its unit. With ``whole`` a word longer than a line, such as a path, is not broken.
     """
-    return textwrap.wrap(
-        text,
+    lines = textwrap.wrap(
+        _BEFORE_UNIT.sub(_TIED, text),
         width,
         initial_indent=head,
         subsequent_indent=" " * (len(head) if indent is None else indent),
         break_long_words=not whole,
         break_on_hyphens=False,
     )
+    return [line.replace(_TIED, " ") for line in lines]
 
 
 def print_folded(head: str, text: str, indent: int | None = None) -> None:

@@ -14,7 +14,7 @@ from fuselab.prove.bench_against import Against, Change
 from fuselab.prove.bench_result import Bench, Comparison, Group, Record
 from fuselab.prove.tune import Tried, TunedCase, Tuning
 from fuselab.report.numbers import NONE, byte_count, digits, rate
-from fuselab.report.screen import WIDTH, as_text
+from fuselab.report.screen import WIDTH, as_text, folded
 
 NAME_WIDTH = 16
 STYLES = {Outcome.FASTER: "green", Outcome.SLOWER: "red", Outcome.UNCLEAR: "yellow"}
@@ -41,9 +41,9 @@ def bench_table(bench: Bench) -> RenderableType:
     ]
     for group in bench.groups:
         parts += [Text(), Text(_title(group), style="bold"), _group_table(group)]
-        parts += [Text(line) for line in _remarks(group)]
-    parts += [Text(f"skipped {line}") for line in bench.skipped]
-    parts += [Text(f"note: {line}") for line in bench.notes]
+        parts += [_paragraph(line) for line in _remarks(group)]
+    parts += [_paragraph(f"skipped {line}") for line in bench.skipped]
+    parts += [_paragraph(f"note: {line}") for line in bench.notes]
     return Lines(*parts)
 
 
@@ -89,8 +89,8 @@ def tuning_table(tuning: Tuning) -> RenderableType:
             for tried in case.tried
             if tried.status != "ok"
         ]
-    parts += [Text(f"skipped {line}") for line in tuning.skipped]
-    parts += [Text(f"undecided {line}") for line in tuning.undecided]
+    parts += [_paragraph(f"skipped {line}") for line in tuning.skipped]
+    parts += [_paragraph(f"undecided {line}") for line in tuning.undecided]
     chosen = any(tried.is_chosen for case in tuning.cases for tried in case.tried)
     saved = f"saved in {tuning.file}" if chosen else "nothing to save: no configuration is right"
     return Lines(*parts, Text(), Text(saved))
@@ -135,6 +135,10 @@ def _summary(against: Against) -> str:
     unmatched = len(against.unmatched)
     only = f"; {unmatched} only in one of the two" if unmatched else ""
     return f"{text or 'nothing in common to compare'}{only}"
+
+
+def _paragraph(text: str) -> Text:
+    return Text("\n".join(folded("", text)))
 
 
 def _new_table() -> Table:
