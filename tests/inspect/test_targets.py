@@ -177,6 +177,14 @@ def test_mistakes_in_the_file(write):
     assert "ModuleNotFoundError" in refused(write("import no_such_thing_at_all\n"))
 
 
+@pytest.mark.parametrize("text", ["import sys\nsys.exit(2)\n", "loss = 1.0\n"])
+def test_a_script_is_told_how_it_is_profiled(write, text):
+    path = write(text)
+    name = Path(path).name
+    with pytest.raises(TargetError, match=f"script, 'fuselab profile -- python {name}' profiles"):
+        targets.load(path)
+
+
 def test_wrong_inputs(write):
     two = write("def f(x, y):\n    return x + y\n" + INPUTS)
     assert "get_inputs() does not fit f(x, y): missing a required argument: 'y'" in refused(two)

@@ -219,10 +219,15 @@ def _import_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
+        hint = f"; {_profiled_as_script(path)}" if isinstance(error, SystemExit) else ""
         raise TargetError(
-            f"importing {plain(path.name)} raised {describe_error(error)}."
+            f"importing {plain(path.name)} raised {describe_error(error)}{hint}."
         ) from error
     return module
+
+
+def _profiled_as_script(path: Path) -> str:
+    return f"if it is a script, 'fuselab profile -- python {plain(path.name)}' profiles it"
 
 
 def _import_module(dotted: str) -> ModuleType:
@@ -306,7 +311,8 @@ def _only_callable(module: ModuleType, target: str) -> Any:
     file = plain(Path(_file_of(module)).name)
     if not public:
         raise TargetError(
-            f"{file} defines no public function or nn.Module; it needs one to look at."
+            f"{file} defines no public function or nn.Module; it needs one to look at"
+            + (f", or {_profiled_as_script(Path(file))}." if file.endswith(".py") else ".")
         )
     names = [plain(name) for name in public]
     raise TargetError(
