@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,29 @@ def test_the_labels_of_a_roofline_touch_no_marker(flops_per_byte: float) -> None
                 box.x0 - 5 < x < box.x1 + 5 and box.y0 - 5 < y < box.y1 + 5
                 for box in (first, second)
             )
+
+
+@pytest.mark.parametrize("peak_tflops", [0.07, 51.0, 2000.0])  # a CPU core's, and two GPUs'
+def test_the_ticks_of_a_roofline_do_not_overlap(peak_tflops: float) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    bandwidth = 37.6 if peak_tflops < 1 else 4280.0
+    ceilings = {"copy_gbps": {"1": bandwidth}, "matmul_tflops": {"fp32": peak_tflops}}
+    figure = Figure(figsize=(5, 4.3), layout="constrained")
+    axis = figure.subplots()
+    FigureCanvasAgg(figure)
+    groups = [replace(group, flops=(group.bytes_moved or 0) * 5 // 8) for group in sweep("forward")]
+    plots._roofline(axis, groups, plots._styles(result(groups)), ceilings)
+    figure.canvas.draw()
+    low, high = axis.get_xlim()
+    ticks = [*axis.xaxis.get_major_ticks(), *axis.xaxis.get_minor_ticks()]
+    labels = [
+        tick.label1 for tick in ticks if tick.label1.get_text() and low <= tick.get_loc() <= high
+    ]
+    boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
+    assert len(boxes) >= 2
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 @pytest.mark.parametrize("suffix", [".png", ".pdf"])

@@ -188,10 +188,24 @@ def _roofline(
     )
     axis.set_xscale("log")
     axis.set_yscale("log")
+    _label_intensities(axis, right / left)
     axis.set_ylim(top=peak * 3)
     axis.set_xlabel("arithmetic per byte moved (flop/byte)")
     axis.set_ylabel("GFLOP/s")
     axis.grid(alpha=0.25)
+
+
+def _label_intensities(axis: Any, span: float) -> None:
+    """Label a logarithmic axis at 1, 2 and 5 times powers of ten, a wide one at the powers alone.
+
+    Between powers of ten matplotlib labels every step of an axis as short as a CPU's, and they
+    overlap.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if span < 1000 else (1,)))
+    axis.xaxis.set_major_formatter(lambda position, _: f"{position:g}")
+    axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def bytes_label(count: float) -> str:
