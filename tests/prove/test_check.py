@@ -541,6 +541,27 @@ def test_a_wrong_triton_kernel_is_caught_under_the_interpreter(
     assert failure.case[1] in ("input: float32[1] normal", "input: float32[1, 1] normal")
 
 
+def test_autocast_judges_no_bfloat16_under_the_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that a right kernel passes which multiplies by a constant in the input's own dtype; the
+    interpreter has no constants in bfloat16."""
+    wanted = [known for known in check_group.CHECKS if known.name in ("cases", "autocast")]
+    monkeypatch.setattr(check_group, "CHECKS", tuple(wanted))
+    text = (EXAMPLES / "own_triton_op.py").read_text()
+    own_dtype = text.replace(
+        "tl.load(input + offsets, inside).to(wide)",
+        "(tl.load(input + offsets, inside) * 1.0).to(wide)",
+    )
+    assert own_dtype != text
+    path = tmp_path / "own_dtype.py"
+    path.write_text(own_dtype.replace("mine::squared_relu", "mine::own_dtype"))
+    report = check(str(path), seed=0, dtype=torch.float32, quick=True, device="cpu")
+    assert report.passed, report.failed_checks()
+    (result,) = report.results("autocast")
+    assert result.verdict is Verdict.PASS
+
+
 def test_an_operator_that_no_file_holds_is_not_judged_under_the_interpreter() -> None:
     op = honest.make_op("nowhere", "cuda")
     op = replace(op, implementations={"triton": op.implementations["plain"]})

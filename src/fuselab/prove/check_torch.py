@@ -190,11 +190,13 @@ def autocast_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
     outcome, refused = None, None
     floating = differentiable(op, trial.args)
     for dtype in (torch.bfloat16, torch.float16):
-        if subject.interpreted and op.autocast and dtype == torch.bfloat16:
-            continue  # the interpreter rounds bfloat16 wrongly
+        # the interpreter rounds bfloat16 wrongly, and cannot add a constant to it
+        unjudged = subject.interpreted and dtype == torch.bfloat16
         narrowed = [tensor.to(dtype) for tensor in at(trial.args, floating[:1])]
         for given in (trial.args, filled(trial.args, floating[:1], narrowed)):
             args = list(given)
+            if unjudged and (op.autocast or given is not trial.args):
+                continue
             if subject.reference.ask(asked_inputs.refusal_of, args) is not None:
                 continue  # the operator refuses this mixture of dtypes
             # PyTorch's in-place operators do not autocast: the dtype of what is written stays.
