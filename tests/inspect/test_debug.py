@@ -185,6 +185,56 @@ def test_each_of_several_results_is_compared_and_programs_have_the_grids_dimensi
         seen(str(file), backward=True)
 
 
+BFLOAT16 = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def pointwise(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n)
+    y = tl.where(x < 0.5, x * 2.5 + x, -x) + i.to(tl.bfloat16)
+    tl.store(out_ptr + i, tl.maximum(y, 0.25), mask=i < n)
+
+@triton.jit
+def product(x_ptr, out_ptr, SIZE: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    x = tl.load(x_ptr + i[:, None] * SIZE + i[None, :])
+    tl.store(out_ptr + i[:, None] * SIZE + i[None, :], tl.dot(x, x))
+
+def mixed(x):
+    out = torch.empty_like(x)
+    pointwise[(1,)](x, out, x.numel(), BLOCK=16)
+    square = x.new_ones(16, 16) * 1.5
+    twice = torch.empty(16, 16)
+    product[(1,)](square, twice, SIZE=16)
+    return out, twice
+
+def get_inputs():
+    return [torch.arange(13).div(4).sub(1.5).bfloat16()]
+"""
+
+
+def test_kernels_compute_in_bfloat16(tmp_path: Path, capfd) -> None:
+    """The interpreter keeps bfloat16 as 16-bit integers; every number here is exact in it."""
+    (tmp_path / "kernels.py").write_text(BFLOAT16)
+    pointwise = "torch.where(x < 0.5, x * 3.5, -x).add(torch.arange(13)).clamp_min(0.25)"
+    expected = f"({pointwise}, torch.full((16, 16), 36.0))"
+    assert run(["debug", f"{tmp_path / 'kernels.py'}:mixed", "--against", expected]) == 0
+    assert capfd.readouterr().out.count("largest difference 0 ") == 2
+
+
+def test_bfloat16_is_printed_as_numbers_and_only_the_kernels_variables(
+    tmp_path: Path, capfd
+) -> None:
+    (tmp_path / "kernels.py").write_text(BFLOAT16)
+    assert run(["debug", f"{tmp_path / 'kernels.py'}:mixed", "--print", "x"]) == 0
+    printed = capfd.readouterr().out
+    assert "x = [-1.5  -1.25 -1.   -0.75" in printed
+    assert "def mixed(x)" not in printed  # the function that launches has an x too
+
+
 def test_one_program_is_no_programs() -> None:
     facts = {"against": [], "left_out": 0, "accesses": []}
     kernel = {"name": "rows", "grid": [1], "tensors": {}}

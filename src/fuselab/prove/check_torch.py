@@ -190,7 +190,7 @@ def autocast_like_the_reference(subject: Subject, trial: Trial) -> Outcome:
     outcome, refused = None, None
     floating = differentiable(op, trial.args)
     for dtype in (torch.bfloat16, torch.float16):
-        # the interpreter rounds bfloat16 wrongly, and cannot add a constant to it
+        # the interpreter rounds bfloat16 wrongly
         unjudged = subject.interpreted and dtype == torch.bfloat16
         narrowed = [tensor.to(dtype) for tensor in at(trial.args, floating[:1])]
         for given in (trial.args, filled(trial.args, floating[:1], narrowed)):

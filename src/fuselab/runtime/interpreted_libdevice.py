@@ -21,7 +21,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from fuselab.runtime import interpreted_scans
+from fuselab.runtime import interpreted_bfloat16, interpreted_scans
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "acos": torch.acos,
@@ -62,16 +62,19 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 
 def install() -> None:
     """Replace the placeholders of ``triton.language.extra.libdevice``, and how the interpreter
-    makes an int of a number, compares, scans and reduces."""
+    makes an int of a number, compares, scans, reduces and computes in bfloat16."""
     from triton.language.extra import libdevice
     from triton.runtime import interpreter
 
     interpreted_scans.install()
+    interpreted_bfloat16.install()
     patch_tensor: Any = interpreter._patch_lang_tensor
 
     def patch_with_index(tensor: Any, scope: Any) -> None:
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda one: int(one.handle.data.item()))
+        for name, text in (("__repr__", repr), ("__str__", str)):
+            scope.set_attr(tensor, name, _of_values(text))
 
     interpreter._patch_lang_tensor = patch_with_index
 
@@ -80,6 +83,10 @@ def install() -> None:
         setattr(builder, name, _of_bools(getattr(builder, name)))
     for name, function in FUNCTIONS.items():
         setattr(libdevice, name, _interpreted(function))
+
+
+def _of_values(text: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda one: text(interpreted_bfloat16.values(one.handle))
 
 
 def _of_bools(compare: Callable[..., Any]) -> Callable[..., Any]:

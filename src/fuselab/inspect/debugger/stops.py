@@ -61,6 +61,15 @@ def stopping(file: str, line: int, wanted: Wanted, function: Callable[[], Any]) 
     return True
 
 
+def _is_interpreted(frame: FrameType | None) -> bool:
+    """Return whether a function runs in a kernel: below Triton's interpreter."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "triton.runtime.interpreter":
+            return True
+        frame = frame.f_back
+    return False
+
+
 @contextlib.contextmanager
 def printing(
     files: Collection[str],
@@ -90,6 +99,8 @@ def printing(
     def watch(frame: FrameType, event: str, _: Any) -> Any:
         if frame.f_code.co_filename not in files:
             return None
+        if event == "call" and not _is_interpreted(frame):
+            return None  # the function that launches the kernel
         if event not in ("line", "return", "call") or not wanted(program()):
             return watch
         if event == "line" and line is not None and frame.f_lineno == line:
