@@ -254,7 +254,12 @@ def test_runs_of_offsets() -> None:
         ("x.cu", {}, errors.TargetError, "x.cu is no Python file"),
         (ADD, {"at": 3}, errors.ArgumentError, "--at 3 is no line of a kernel that runs"),
         (ADD, {"names": ["gone"]}, errors.ArgumentError, "no such variable in add_kernel"),
-        (ADD, {"programs": [[5]]}, errors.ArgumentError, "--program 5 is outside the grid (2,)"),
+        (
+            ADD,
+            {"programs": [[5]]},
+            errors.ArgumentError,
+            "outside the grid of 2; programs count from 0, so that the last is 1",
+        ),
         (ADD, {"against": "x + z"}, errors.TargetError, "name 'z' is not defined"),
         (ADD, {"against": "x[:3]"}, errors.TargetError, "has shape (3,)"),
         (ADD, {"against": "7"}, errors.TargetError, "gives a int, no tensor"),

@@ -282,9 +282,12 @@ def _check_programs(session: Session, record: Record) -> None:
             all(index < size for index, size in zip(padded, (*grid, 1, 1)[:3], strict=True))
             for grid in grids
         ):
+            different = dict.fromkeys(grids)
+            sizes = " and that of ".join(" x ".join(map(str, grid)) for grid in different)
+            last = " or ".join(",".join(str(size - 1) for size in grid) for grid in different)
             raise ArgumentError(
-                f"--program {','.join(map(str, each))} is outside the grid "
-                f"{' and '.join(str(grid) for grid in grids)}."
+                f"--program {','.join(map(str, each))} is outside the grid of {sizes}; programs "
+                f"count from 0, so that the last is {last}."
             )
 
 
