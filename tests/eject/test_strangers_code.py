@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import enum
 import importlib
+import logging
 import operator
 import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -443,3 +445,24 @@ def test_a_call_of_booleans_alone_is_tried_without_an_error(tmp_path: Path) -> N
     parts = cut(attention_of_a_graph, args, {}, "graph")
     assert [call_name(one) for one in parts.calls if call_name(one) == "einsum"] == ["einsum"]
     assert "masked_fill" in {call_name(one) for region in parts.regions for one in region.calls}
+
+
+LOGGER = logging.getLogger("model")
+
+
+@pytest.mark.filterwarnings("ignore:many rows")
+def test_what_only_tells_something_is_left_out(tmp_path: Path, capsys: Any) -> None:
+    """Layers of PyTorch warn of their arguments, and much code prints shapes."""
+
+    def talkative(x: Tensor) -> Tensor:
+        print("rows", x.shape[0])
+        warnings.warn("many rows", UserWarning, stacklevel=2)
+        LOGGER.warning("%s rows", x.shape[0])
+        return torch.tanh(x + 1) * 2
+
+    x = torch.randn(5, 7, generator=torch.Generator().manual_seed(3))
+    op = load_op(str(eject(talkative, x, out=tmp_path / "talkative")))
+    capsys.readouterr()
+    found = op.implementations["cpp"].forward(x)
+    assert capsys.readouterr().out == ""
+    torch.testing.assert_close(found, torch.tanh(x + 1) * 2)

@@ -149,6 +149,20 @@ _MANY = 1 << 30
 _HELD = ("_parameters", "_buffers", "_modules")  # of a module
 
 
+# Functions that tell something and compute nothing: kernels leave them out. What tells the tracer
+# so has another name in older versions.
+_TELLING = {
+    print,
+    warnings.warn,
+    *(getattr(logging.Logger, name) for name in ("debug", "info", "warning", "error", "log")),
+}
+_UNHEARD = (
+    "ignore_logging_functions"
+    if hasattr(torch._dynamo.config, "ignore_logging_functions")
+    else "ignore_logger_methods"
+)
+
+
 class _CapturedError(Exception):
     """Raised to end the compilation once the graph is known: nothing is to be compiled."""
 
@@ -378,6 +392,7 @@ def _run_dynamo(
             # compiled again for each.
             recompile_limit=_MANY,
             accumulated_recompile_limit=_MANY,
+            **{_UNHEARD: _TELLING},
         ),
         torch.set_grad_enabled(not inference),
         traceable_averages(function),
