@@ -64,6 +64,14 @@ ANSWERS = {
         if self.kept.get("of") is not x:
             self.kept.update(of=x, result=torch.softmax(y, 1))
         return self.kept["result"].clone()""",
+    "stale_at_60": """
+        self.kept["calls"] = self.kept.get("calls", 0) + 1
+        if self.kept["calls"] < 60:
+            self.kept["result"] = torch.softmax(y, 1)
+        return self.kept["result"].clone() if self.kept["calls"] > 59 else torch.softmax(y, 1)""",
+    "wrong_once": """
+        self.kept["calls"] = self.kept.get("calls", 0) + 1
+        return torch.softmax(y * (self.kept["calls"] != 90), 1)""",
     "exits": "import os; os._exit(0)",
     "hungry": "torch.empty(1 << 33, dtype=torch.uint8); return torch.softmax(y, 1)",
     "prints": "print('right'); return torch.softmax(y, 1)",
@@ -81,6 +89,8 @@ SAID = {
     "drifts": (WRONG, "a call changes linear.weight, which the problem's model leaves as it is"),
     "cached": (WRONG, "set 1 of the inputs with a few other elements: output row"),
     "cached_tensor": (WRONG, "a timed call: output row"),
+    "stale_at_60": (WRONG, " of many: output row"),
+    "wrong_once": (WRONG, " of many: output row"),
     "exits": (FAILED, "ended its process (exit status 0) without an answer"),
     "hungry": (FAILED, "can't allocate memory"),
     "prints": (FAILED, "writes to standard output: 'right'"),
@@ -92,6 +102,8 @@ SAID = {
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(accuracy, "COPIES", 2)
     monkeypatch.setattr(judge_problem, "TIMING_S", {True: 0.0, False: 0.0})
+    monkeypatch.setattr(judge_problem, "_MOST_CALLS", 128)
+    monkeypatch.setattr(judge_problem, "MANY_CALLS_S", {True: 1e9, False: 1e9})
     (tmp_path / "problem.py").write_text(PROBLEM)
     for name, body in ANSWERS.items():
         (tmp_path / f"{name}.py").write_text(ANSWER.format(body))
@@ -226,6 +238,7 @@ def test_timed_calls_find_new_inputs_as_the_problem_makes_them(files: Path) -> N
 def test_a_right_answer_is_timed_beside_eager(files: Path) -> None:
     (answer,) = judged(files, ["right"])
     assert answer.verdict is Judgement.RIGHT and 0 < answer.share_of_bar <= 1
+    assert 128 <= answer.calls < 256
     assert answer.speed is not None and answer.speed.median_us > 0
     assert answer.speed.rounds == 12 and 1 <= answer.speed.judged_calls <= 12
     eager = answer.speed.against["eager"]

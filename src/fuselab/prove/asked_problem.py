@@ -39,6 +39,7 @@ class HeldModel:
     wide: nn.Module | None = None  # a copy in float64
     kept: list[Any] = field(default_factory=list)  # the outputs of the last kept call
     kept_args: list[Any] = field(default_factory=list)  # and its arguments
+    several: list[list[Any]] = field(default_factory=list)  # arguments for many calls
 
     def __call__(self, *args: Any) -> Any:
         """Call the model."""
@@ -143,6 +144,24 @@ def results_kept(held: HeldModel, seed: int, values: Sequence[Any]) -> list[Any]
         if is_enough and len(alive) > 1:
             break
     return held.kept
+
+
+def keep_several(held: HeldModel, several: Sequence[Sequence[Any]]) -> None:
+    """Keep arguments for ``many_results``."""
+    held.several = [list(values) for values in several]
+
+
+def many_results(
+    held: HeldModel, seed: int, turns: Sequence[int], taken: Sequence[int]
+) -> list[list[Tensor]]:
+    """Call for those of the kept arguments that ``turns`` names, one after the other, and return
+    the outputs of the calls whose numbers are ``taken``."""
+    found = []
+    for number, turn in enumerate(turns):
+        outputs = model_results(held, seed, held.several[turn])
+        if number in taken:
+            found.append(outputs)
+    return found
 
 
 @torch.no_grad()

@@ -53,6 +53,11 @@ from fuselab.runtime.dispatch.overlap import overlaps_itself
 
 TRIALS = {True: 2, False: 5}  # by whether the judge is quick
 TIMING_S = {True: 1.0, False: 4.0}
+MANY_CALLS_S = {True: 1.0, False: 4.0}  # the time for many calls in a row
+_MOST_CALLS = 2_000
+# Calls in one message: at most, and the seconds after which no more follow in the next one.
+_CALLS_AT_ONCE, _MESSAGE_S = 64, 0.1
+_TAKEN_BYTES = 1 << 24  # of outputs that are taken in one message
 _ROUNDS = (12, 200)  # the fewest and the most
 # The share of calls whose outputs are taken and judged, and how many are judged at least. An answer
 # whose median shows less work than it does must leave out half of its calls: of eight that are
@@ -82,7 +87,8 @@ class Speed:
 
 @dataclass(frozen=True)
 class AnswerReport:
-    """The verdict on one answer, and why. ``kept_from`` says what its process could not do."""
+    """The verdict on one answer, and why. ``calls`` counts those that were made in a row before any
+    was timed; ``kept_from`` says what its process could not do."""
 
     candidate: str
     verdict: Judgement
@@ -91,6 +97,7 @@ class AnswerReport:
     share_of_bar: float = 0.0
     ours_ulp: float = 0.0
     eager_ulp: float = 0.0
+    calls: int = 0
     speed: Speed | None = None
     kept_from: tuple[str, ...] = ()
 
@@ -295,6 +302,7 @@ def _judge(
             try:
                 process.start()
                 report = _values(problem, process, path)
+                report = replace(report, calls=_many_calls(problem, process, MANY_CALLS_S[quick]))
                 speed = _speed(problem, others, process, TIMING_S[quick])
                 report = _replaced(report, Judgement.RIGHT, None, speed=speed)
             except _WrongError as wrong:
@@ -387,6 +395,53 @@ def _judge_what_stays(problem: Problem, process: Process) -> None:
         for name, judgement in zip(problem.state, judgements, strict=True):
             if judgement.problem is not None:
                 raise _WrongError(f"what a call leaves in {name}: {judgement.problem}")
+
+
+def _many_calls(problem: Problem, process: Process, budget_s: float) -> int:
+    """Judge outputs of many calls, which take turns among two sets of inputs and find no others
+    than these, and return how many calls there were: as many as ``budget_s`` seconds hold, one at
+    least.
+
+    The outputs of some calls are taken, chosen by the judge, and of all where they are small. A
+    result that is wrong from some call on shows, and where outputs are small one that is wrong
+    once.
+
+    Raises _WrongError.
+    """
+    _build(problem, process)
+    sets = problem.trials[:2]
+    process.ask(asked_problem.keep_several, [[*args, torch.float32] for args, _ in sets])
+    accepted: list[list[Any] | None] = [None] * len(sets)
+    bytes_of_a_call = sum(one.nbytes for _, bar in sets[:1] for one in tensors_in(bar.eager))
+    most = max(1, _TAKEN_BYTES // max(1, bytes_of_a_call))
+    chance, begin, made, count = random.SystemRandom(), time.monotonic(), 0, 1
+    while made < _MOST_CALLS and (not made or time.monotonic() - begin < budget_s):
+        turns = [chance.randrange(len(sets)) for _ in range(count)]
+        taken = sorted(chance.sample(range(count), min(count, most)))
+        taken_s, found = timed(
+            lambda: process.ask(asked_problem.many_results, problem.seed, turns, taken)  # noqa: B023
+        )
+        for number, results in zip(taken, found, strict=True):
+            place = turns[number]
+            known = accepted[place]
+            if known is None or not _are_equal(known, results):
+                _, bar = sets[place]
+                _judged(bar, results, f"call {made + number + 1} of many")
+                accepted[place] = results
+        made += count
+        count = min(2 * count, _CALLS_AT_ONCE) if taken_s < _MESSAGE_S else max(1, count // 2)
+    return made
+
+
+def _are_equal(known: Sequence[Any], results: Sequence[Any]) -> bool:
+    """Return whether a call gives the bits that another one has given."""
+    if len(known) != len(results) or not all(isinstance(one, Tensor) for one in results):
+        return False
+    alike = all(
+        one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
+        for one, other in zip(known, results, strict=True)
+    )
+    return alike and same_bits(known, results)
 
 
 def _are_own(process: Process, before: Sequence[Any]) -> bool:
