@@ -9,8 +9,10 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch._dynamo
 
 from fuselab.prove import check_group
 from fuselab.prove.check import check
@@ -67,6 +69,32 @@ def test_changes_are_named_and_given_back(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.get_num_threads() == threads
     assert "OMP_WAIT_POLICY" not in os.environ
     assert os.environ["OMP_SCHEDULE"] == "static"
+
+
+def test_settings_hooks_and_attributes_are_given_back() -> None:
+    state = ProcessState()
+    with torch._dynamo.config.patch(suppress_errors=True):
+        assert state.changed() == [
+            "the settings of torch.compile (torch._dynamo.config.suppress_errors)"
+        ]
+    assert state.changed() == []  # set, and set back
+    torch._dynamo.config.suppress_errors = True
+    torch.nn.modules.module.register_module_forward_hook(lambda layer, args, output: None)
+    torch.gallery_ready = True  # type: ignore[attr-defined]
+    np.random.rand()
+    torch.set_printoptions(precision=2)
+    torch.set_autocast_dtype("cpu", torch.float16)
+    assert state.changed() == [
+        "the hooks of all layers (_global_forward_hooks)",
+        "autocast",
+        "attributes of PyTorch (torch.gallery_ready)",
+        "NumPy's random numbers",
+        "how tensors are printed (precision)",
+        "the settings of torch.compile (torch._dynamo.config.suppress_errors)",
+    ]
+    state.restore()
+    assert state.changed() == []
+    assert not torch._dynamo.config.suppress_errors and not hasattr(torch, "gallery_ready")
 
 
 def test_a_filter_for_one_message_hides_little() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import mmap
@@ -12,18 +13,22 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fuselab.errors import FuselabError
 from fuselab.op import tensors_in
 from fuselab.prove.arguments import filled, needed
 from fuselab.prove.asked_calls import Results, poison_of, with_gradients
 from fuselab.prove.asked_memory import storage_bytes
 from fuselab.prove.held import Held, results
 from fuselab.prove.outputs import as_declared, outputs_in
+from fuselab.runtime import dispatch
 from fuselab.runtime.launch_recording import ALLOCATIONS
 
 _READ = 1  # PROT_READ of mprotect
+_NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python's mmap has from 3.13 on
 _mprotect = ctypes.CDLL(None, use_errno=True).mprotect
 _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
+_BACK = 1 << 31  # elements before a distant tensor
 GUARD = 64  # elements before and behind a tensor, which keep its alignment
 # The same around what an implementation allocates: a row too many ends further away than a vector.
 _GUARD_OF_ALLOCATIONS = 4096
@@ -95,6 +100,57 @@ def read_only(tensor: Tensor) -> Tensor:
         if _mprotect(start, length, rights) != 0:
             raise OSError(ctypes.get_errno(), "mprotect")
     return torch.as_strided(whole, tensor.shape, tensor.stride(), 0)
+
+
+def at_a_distance(
+    held: Held, start: int, reach: int, places: Sequence[int] | None, values: Sequence[Any]
+) -> Results | None:
+    """Return the results of a call, with the gradients of the tensors at ``places`` unless that is
+    None, on tensors whose last elements lie more than ``reach`` elements behind their first; None
+    where the implementation refuses such strides, or the machine such an address space.
+
+    One dimension of each tensor has the large stride: that at the place ``start``, or behind it.
+    """
+    assert held.implementation is not None
+    try:
+        tensors = [_distant(tensor, start, reach) for tensor in tensors_in(values)]
+    except (OSError, ValueError):
+        return None
+    given = filled(values, range(len(tensors)), tensors)
+    args = given if places is None else given[:-1]
+    if dispatch.why_not(held.op, held.implementation, args) is not None:
+        return None
+    try:
+        held.op.validate(*args)
+    except FuselabError:
+        return None
+    found: Results = (
+        [*results(held, *given)] if places is None else with_gradients(held, places, given)
+    )
+    # A result may be one of the tensors, such as an upstream gradient; its memory must not cross.
+    return [None if one is None else one.detach().clone() for one in found]
+
+
+def _distant(tensor: Tensor, start: int, reach: int) -> Tensor:
+    """Return a copy of a CPU tensor, one stride of which is as large as ``reach`` asks for; the
+    tensor itself where it has one element in every dimension.
+
+    Pages that nobody touches take no memory. As many elements lie before the first as an index of
+    32 bits can go back.
+    """
+    dims = [dim for dim in range(tensor.ndim) if tensor.shape[dim] > 1]
+    if not dims or not tensor.numel():
+        return tensor
+    far = dims[start % len(dims)]
+    strides = list(torch.empty_like(tensor, memory_format=torch.contiguous_format).stride())
+    strides[far] = reach // (tensor.shape[far] - 1) + tensor.numel() + 1
+    extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, strides, strict=True))
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    memory = mmap.mmap(-1, (_BACK + extent) * tensor.element_size(), flags=flags)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=tensor.dtype)
+    return torch.as_strided(whole, tensor.shape, strides, _BACK).copy_(tensor.detach())
 
 
 class GuardedAllocations(TorchDispatchMode):

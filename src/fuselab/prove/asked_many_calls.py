@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler, profiler_legacy
 
-from fuselab.prove.arguments import mapped
+from fuselab.op import tensors_in
+from fuselab.prove.arguments import filled, mapped
 from fuselab.prove.asked_calls import with_gradients
 from fuselab.prove.held import results
 from fuselab.prove.process_state import quick_thread_switches
@@ -79,6 +80,24 @@ def _stacked(runs: Sequence[Results]) -> Stacks | None:
             return None
         stacks.append(torch.stack(given) if given else None)
     return stacks
+
+
+def on_slices(
+    function: Function,
+    several: Sequence[Sequence[Any]],
+    places: Sequence[int] | None,
+    upstream: Sequence[Tensor] | None,
+) -> list[Results]:
+    """Return the results of a call on each of ``several`` lists of arguments, whose tensors are the
+    slices of one tensor: of equal strides, in one storage, at offsets of their own."""
+    columns = zip(*map(tensors_in, several), strict=True)
+    bases = [torch.stack([one.detach() for one in column]) for column in columns]
+    found: list[Results] = []
+    for number, args in enumerate(several):
+        slices = [base[number] for base in bases]
+        given = call(function, places, filled(args, range(len(slices)), slices), upstream)
+        found.append([None if one is None else one.detach().clone() for one in given])
+    return found
 
 
 def from_threads(

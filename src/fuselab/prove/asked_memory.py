@@ -18,7 +18,7 @@ from fuselab.prove.arguments import at, tensor_names, with_own_copies, written_p
 from fuselab.prove.asked_calls import as_leaves, with_gradients
 from fuselab.prove.held import Held, results
 from fuselab.prove.load import changed_by_import
-from fuselab.prove.outputs import output_names, pulled_back
+from fuselab.prove.outputs import output_names, outputs_in, pulled_back
 from fuselab.prove.process_state import ProcessState
 from fuselab.runtime.dispatch.overlap import overlaps_itself
 
@@ -67,6 +67,48 @@ def arguments_after(
         procedure(held, *args)
     moved = [tensor._version != version for tensor, version in zip(tensors, versions, strict=True)]
     return {"tensors": tensors, "moved": moved}
+
+
+def marks_left(
+    held: Held, places: Sequence[int], args: Sequence[Any], upstream: Sequence[Tensor] | None
+) -> str | None:
+    """Return what a call, or a backward where there is an ``upstream`` gradient, leaves on the
+    tensors that it was given, beside what their elements are; None if it leaves nothing."""
+    leaves = as_leaves(args, places)
+    tensors = named_tensors(held, leaves)
+    tensors += [("an upstream gradient", one) for one in upstream or ()]
+    before = [_marks(tensor) for _, tensor in tensors]
+    outputs = outputs_in(held(*leaves))
+    problem = _new_mark(tensors, before, "a call")
+    if problem is None and upstream is not None:
+        pulled_back(outputs, at(leaves, places), upstream)
+        problem = _new_mark(tensors, before, "a backward")
+    return problem
+
+
+def _marks(tensor: Tensor) -> dict[str, Any]:
+    """Return what a tensor carries beside its elements, under the words that tell of a change."""
+    return {
+        "lies in other memory": tensor.data_ptr(),
+        "needs a gradient or no longer does": tensor.requires_grad,
+        "has a gradient": tensor.grad is None,
+        "is the result of an operator": tensor.is_leaf,
+        "has another hook": [
+            list(getattr(tensor, name) or ())
+            for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
+        ],
+        "has another attribute": sorted(vars(tensor)),
+    }
+
+
+def _new_mark(
+    tensors: Sequence[tuple[str, Tensor]], before: Sequence[dict[str, Any]], by: str
+) -> str | None:
+    for (name, tensor), marks in zip(tensors, before, strict=True):
+        for words, now in _marks(tensor).items():
+            if now != marks[words]:
+                return f"{name} {words} after {by}"
+    return None
 
 
 def _all_tensors(value: Any) -> list[Tensor]:

@@ -3,12 +3,14 @@ live. What they find is that process's own word."""
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import functools
 import gc
 import itertools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,12 +20,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fuselab.op import tensors_in
 from fuselab.prove.arguments import differentiable, mapped, needed, tensor_names
-from fuselab.prove.asked_calls import with_gradients
+from fuselab.prove.asked_calls import as_leaves, with_gradients
 from fuselab.prove.held import Held, results
 from fuselab.prove.outputs import as_declared, output_names, outputs_in
 from fuselab.runtime.dispatch.overlap import overlaps_itself
 
 _LEAK_BYTES = 96  # per call; a kept tensor of one element takes 200 and more
+# Per call over a long span, which has so many times the calls of a short one, where it takes less
+# than so many seconds. The least block of C's allocator takes 32 bytes.
+_BLOCK_BYTES, _LONG_SPAN, _LONG_SPAN_S = 24, 8, 4.0
 _SLACK_BYTES = 1 << 16  # of a storage beyond the elements that a result needs
 NO_COUNT = "this machine's C library does not tell how much memory is in use"
 
@@ -164,37 +169,86 @@ def shared_by_calls(
 
 
 def leaked(
-    held: Held, args: Sequence[Any], upstream: Sequence[Tensor] | None, count: int
+    held: Held,
+    args: Sequence[Any],
+    upstream: Sequence[Tensor] | None,
+    count: int,
+    thoroughly: bool,
 ) -> str | None:
     """Return how much memory calls keep after their results are gone, or None; ``NO_COUNT`` where
     nothing counts the memory in use.
 
     Memory that is taken once, as by a cache, does not count; the calls of two spans of ``count``
     must each take more, and so must those of two spans after them. The same is asked of Python's
-    small objects, address space, open files and threads.
+    small objects, address space, open files and threads, and ``thoroughly`` of the items of its
+    containers. Nothing but the calls grows with their number, so that a span of many shows small
+    blocks too.
     """
     in_use = memory_in_use(tensors_in(args)[0].device)
     if in_use is None:
         return NO_COUNT
+    kinds = list(_calls(held, args, upstream, count))
+    for make, *_ in kinds:
+        make()
     counters = {"bytes": (in_use, float(_LEAK_BYTES), 0), **_OTHER_RESOURCES}
-    for make, calls, what in _calls(held, args, upstream, count):
-        found = _growths(make, calls, 2, [in_use_of for in_use_of, *_ in counters.values()])
-        for (counted, (in_use_of, of_a_call, noise)), growths in zip(
-            counters.items(), found, strict=True
-        ):
-            least = max(of_a_call * calls, noise)
-            if max(growths) < least:
-                continue
-            # Once more, for what fills slowly.
-            with_cycles = counted in ("bytes", "objects of Python")
-            growth = (
-                _growth_without_cycles(make, calls, in_use_of, least)
-                if with_cycles
-                else min(_growths(make, calls, 2, [in_use_of])[0])
-            )
-            if growth >= least:
-                return _kept(calls, what, f"{growth} {counted}")
+    if thoroughly:
+        counters["items of Python's containers"] = (_items_of_containers(), 0.75, 40)
+    gc.collect()
+    gc.freeze()  # what is there before is not looked through again, which takes 50 ms each time
+    try:
+        for make, calls, what in kinds:
+            problem = _kept_by(make, calls, what, counters)
+            if problem is None and thoroughly:
+                problem = _kept_by_many(make, calls * _LONG_SPAN, what, in_use)
+            if problem is not None:
+                return problem
+    finally:
+        gc.unfreeze()
     return None
+
+
+Counters = dict[str, tuple[Callable[[], int], float, int]]
+
+
+def _kept_by(make: Callable[[], Any], calls: int, what: str, counters: Counters) -> str | None:
+    """Return what two spans of calls keep, and two more as well, or None."""
+    found = _growths(make, calls, 2, [in_use_of for in_use_of, *_ in counters.values()])
+    for (counted, (in_use_of, of_a_call, noise)), growths in zip(
+        counters.items(), found, strict=True
+    ):
+        least = max(of_a_call * calls, noise)
+        if max(growths) < least:
+            continue
+        # Once more, for what fills slowly.
+        if counted in ("bytes", _OBJECTS):
+            growth = _growth_without_cycles(make, calls, in_use_of, least)
+        else:
+            growth = min(_growths(make, calls, 2, [in_use_of])[0])
+        if growth >= least:
+            return _kept(calls, what, f"{growth} {counted}")
+    return None
+
+
+def _kept_by_many(
+    make: Callable[[], Any], calls: int, what: str, in_use: Callable[[], int]
+) -> str | None:
+    """Return how much memory a long span of calls keeps, and longer ones as well, or None; None too
+    where it would take long."""
+    if calls * min(_seconds(make) for _ in range(5)) > _LONG_SPAN_S:
+        return None
+    before, least = in_use(), _BLOCK_BYTES * calls
+    for _ in range(calls):
+        make()
+    growth = in_use() - before
+    if growth >= least:
+        growth = _growth_without_cycles(make, calls, in_use, least)
+    return _kept(calls, what, f"{growth} bytes") if growth >= least else None
+
+
+def _seconds(make: Callable[[], Any]) -> float:
+    begin = time.monotonic()
+    make()
+    return time.monotonic() - begin
 
 
 def _kept(calls: int, what: str, amount: str) -> str:
@@ -209,11 +263,20 @@ def _pages_mapped() -> int:
         return int(numbers.read().split()[0])
 
 
+def _items_of_containers() -> Callable[[], int]:
+    """Return a function that counts the items of the containers that there are now. A list takes
+    memory for an eighth more of them at a time, so that no other counter sees one that grows."""
+    containers = [one for one in gc.get_objects() if type(one) in _CONTAINERS]
+    return lambda: sum(map(len, containers))
+
+
+_CONTAINERS = {list, set, dict, collections.deque}
+_OBJECTS = "objects of Python"
 # What a process can run out of beside memory: how to count it, what a call must keep to fail, and
 # what all of them may keep. No allocator of C sees the small objects of Python, of which a span of
 # any number of calls may keep about twenty.
-_OTHER_RESOURCES: dict[str, tuple[Callable[[], int], float, int]] = {
-    "objects of Python": (sys.getallocatedblocks, 0.75, 40),
+_OTHER_RESOURCES: Counters = {
+    _OBJECTS: (sys.getallocatedblocks, 0.75, 40),
     "pages of address space": (_pages_mapped, 1.0, 0),
     "open files": (lambda: len(os.listdir("/proc/self/fd")), 0.5, 0),
     "threads": (lambda: len(os.listdir("/proc/self/task")), 0.5, 0),
@@ -250,8 +313,6 @@ def _growths(
     gc.collect()
     collected_by_itself = gc.isenabled()
     gc.disable()
-    if collect:
-        gc.freeze()  # what is there before is not looked through again, which takes 50 ms each time
     try:
         for calls in (count // 4, *[count] * spans):
             for _ in range(calls):
@@ -260,8 +321,6 @@ def _growths(
                 gc.collect()
             readings.append([counter() for counter in counters])
     finally:
-        if collect:
-            gc.unfreeze()
         if collected_by_itself:
             gc.enable()
     return [
@@ -290,6 +349,11 @@ def _calls(
             ]
 
         yield gradients, count // 2, "gradients"
+        yield (
+            lambda: results(held, *as_leaves(args, places)),
+            count // 2,
+            "a result that needs a gradient",
+        )
 
 
 class _MallocInfo(ctypes.Structure):

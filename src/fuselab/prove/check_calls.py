@@ -1,4 +1,4 @@
-"""Checks of many calls: thousands in a row, from two threads, in every grad mode."""
+"""Checks of many calls: thousands in a row, on slices, from two threads, in every grad mode."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fuselab.prove.asked_many_calls import (
     from_threads,
     gradients_under_mode,
     in_turns,
+    on_slices,
     under_mode,
     under_threads,
 )
@@ -174,6 +175,26 @@ def _kinds(subject: Subject, trial: Trial) -> list[Kind]:
     return kinds
 
 
+def slices_are_right(subject: Subject, trial: Trial) -> Outcome:
+    """Judge calls, with their gradients, on the slices of one tensor, one after the other.
+
+    They differ in their offsets alone, so that what is kept for a storage, a shape and strides
+    shows.
+    """
+    several = [list(args) for args in _sets_of(subject, trial)]
+    shapes = {tuple(tensor.shape for tensor in tensors_in(args)) for args in several}
+    if len(several) < 2 or len(shapes) > 1:
+        return Outcome(untried=True)
+    kind = _kinds(subject, trial)[-1]
+    found = subject.candidate.ask(on_slices, several, kind.places, kind.upstream)
+    outcome = Outcome()
+    for number, (args, given) in enumerate(zip(several, found, strict=True)):
+        outcome = judged(kind.bar(args), given, after=f" of slice {number} of one tensor")
+        if outcome.problem is not None:
+            return outcome
+    return outcome
+
+
 def threads_agree(subject: Subject, trial: Trial) -> Outcome:
     """Check that two threads that call at once get what one thread gets.
 
@@ -310,6 +331,16 @@ CHECKS = (
         applies=_compiled,
         non_empty=True,
         shrink_tries=0,
+    ),
+    # Tensors that differ in their offsets alone.
+    Check(
+        "slices",
+        slices_are_right,
+        quick=2,
+        full=8,
+        max_numel=512,
+        non_empty=True,
+        shrink_tries=8,
     ),
     # No program of a launch needs another one of it to come first.
     Check(

@@ -187,6 +187,38 @@ def mixed_dtypes_are_right(subject: Subject, trial: Trial) -> Outcome:
     return _taken_is_right(subject, trial, args, f" with {names[place]} in {dtype_name(dtype)}")
 
 
+def dtypes_in_turn_are_right(subject: Subject, trial: Trial) -> Outcome:
+    """Judge calls on tensors of equal shapes in each of the operator's dtypes, one after the other
+    in one process: what is built or kept for shapes alone shows."""
+    places = [
+        place
+        for place, tensor in enumerate(tensors_in(trial.args))
+        if tensor.dtype == subject.dtype
+    ]
+    others = [
+        dtype
+        for dtype in subject.op.dtypes
+        if dtype.is_floating_point
+        and dtype != subject.dtype
+        and not (subject.interpreted and dtype == torch.bfloat16)
+    ]
+    if not places or not others:
+        return Outcome(untried=True)
+    first = trial.draw.below(len(others))
+    outcome = Outcome(untried=True)
+    for dtype in (subject.dtype, *others[first:], *others[:first], subject.dtype):
+        tensors = [tensor.to(dtype) for tensor in at(trial.args, places)]
+        args = filled(trial.args, places, tensors)
+        if subject.reference.ask(unsupported, subject.implementation, args) is not None:
+            continue
+        bar, asked = call_bar(subject, replace(trial, args=tuple(args)))
+        found = subject.candidate.ask(*asked)
+        outcome = judged(bar, found, after=f" in {dtype_name(dtype)} between calls in other dtypes")
+        if outcome.problem is not None:
+            return replace(outcome, args=args)
+    return outcome
+
+
 def other_floats_are_right(subject: Subject, trial: Trial) -> Outcome:
     """Judge calls whose floats are others than were drawn.
 
@@ -434,6 +466,8 @@ CHECKS = (
     ),
     # One tensor in another dtype than the others.
     Check("mixed dtypes", mixed_dtypes_are_right, quick=4, full=12, max_numel=512),
+    # Equal shapes in each dtype, one after the other.
+    Check("dtypes in turn", dtypes_in_turn_are_right, quick=2, full=8, max_numel=512, once=True),
     # Floats that 16 bits do not hold, nor float32.
     Check(
         "other floats",

@@ -76,10 +76,16 @@ def inputs_stay_as_they_are(subject: Subject, trial: Trial) -> Outcome:
     if subject.op.mutates:
         return only_the_declared_change(subject, trial)
     tensors, names = tensors_in(trial.args), tensor_names(subject.op, trial.args)
+    ask, args = subject.candidate.ask, list(trial.args)
     problem = _changed(subject, tensors, names, results, 2, *trial.args)
-    if problem is not None or subject.op.gradient is None:
+    if problem is not None:
         return Outcome(problem)
+    if subject.op.gradient is None:
+        return Outcome(ask(asked_memory.marks_left, [], args, None))
     places, upstream = subject.differentiable(trial.args), subject.upstream(trial)
+    problem = ask(asked_memory.marks_left, places, args, upstream)
+    if problem is not None:
+        return Outcome(problem)
     names = [*names, *upstream_names(subject.op, subject.expected(*trial.args))]
     values = [*trial.args, upstream]
     changed = _changed(subject, [*tensors, *upstream], names, with_gradients, 1, places, values)

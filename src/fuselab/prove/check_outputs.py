@@ -35,7 +35,8 @@ def memory_does_not_grow(subject: Subject, trial: Trial) -> Outcome:
     """Check that a call keeps nothing: once its results are gone, no memory is in use that was not
     before."""
     upstream, count = _upstream(subject, trial), _count(subject, _SPAN)
-    problem = subject.candidate.ask(leaked, list(trial.args), upstream, count)
+    thoroughly = not subject.interpreted and (subject.first or not subject.quick)
+    problem = subject.candidate.ask(leaked, list(trial.args), upstream, count, thoroughly)
     return Outcome(not_judged=problem) if problem == NO_COUNT else Outcome(problem)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fuselab.op import tensors_in
 from fuselab.prove.arguments import tensor_names
 from fuselab.prove.asked_calls import in_rows, joined, with_gradients
+from fuselab.prove.asked_edges import at_a_distance
 from fuselab.prove.asked_many_calls import THREADS, under_threads
 from fuselab.prove.draw import FAR_LAYOUTS, LAYOUTS, SMALL_SWEPT, SWEPT, VALUES
 from fuselab.prove.held import results
@@ -42,6 +43,34 @@ def all_is_right(subject: Subject, trial: Trial) -> Outcome:
         return Outcome(untried=True)
     bar, asked = call_bar(subject, trial)
     return judged(bar, subject.candidate.ask(*asked))
+
+
+# Elements that lie between the first and the last of a tensor: more than an integer of 32 bits
+# holds, with its sign and without.
+_REACHES = (1 << 31, 1 << 32)
+
+
+def far_strides_are_right(subject: Subject, trial: Trial) -> Outcome:
+    """Judge the output and every gradient of tensors with large strides, then on a CPU the same of
+    tensors in which 2^31 elements and more lie between the first element and the last.
+
+    What is written over is copied with its memory, which would take that of the machine.
+    """
+    bar, asked = call_bar(subject, trial)
+    outcome = judged(bar, subject.candidate.ask(*asked))
+    if outcome.problem is not None or subject.device.type != "cpu" or subject.op.mutates:
+        return outcome
+    _, *places, values = asked if asked[0] is with_gradients else (None, None, asked[1:])
+    start = trial.draw.below(8)
+    for reach in _REACHES:
+        found = subject.candidate.ask(at_a_distance, start, reach, *places, list(values))
+        if found is None:
+            continue
+        after = f" (2^{reach.bit_length() - 1} elements and more lie within a tensor)"
+        outcome = judged(bar, found, after=after)
+        if outcome.problem is not None:
+            return outcome
+    return outcome
 
 
 _JOINED = 256  # elements that make a row of a large result
@@ -180,10 +209,10 @@ CHECKS = (
         deep=True,
         together="results",
     ),
-    # Strides that 16 bits do not hold.
+    # Strides that 16 bits do not hold, and places that 32 do not.
     Check(
         "far strides",
-        all_is_right,
+        far_strides_are_right,
         layouts=FAR_LAYOUTS,
         quick=8,
         full=24,

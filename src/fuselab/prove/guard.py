@@ -62,8 +62,8 @@ class Guard:
                 self._layers.append((layer, forward))
         self._written, self._names = tuple(written), tuple(written.values())
         self._bodies = tuple(map(_body, self._written))
-        self._traces = _traces()
-        self._kernels, self._modes = _kernels_of_torch(), _modes()
+        self._traces = traces()
+        self._kernels, self._modes = _kernels_of_torch(), modes()
         self._registered = len(torch.library._impls)
 
     def undo(self) -> list[str]:
@@ -75,17 +75,16 @@ class Guard:
         replaced += self._replaced_layers()
         if not all(map(is_, map(_code, self._written), map(itemgetter(0), self._bodies))):
             replaced += self._rewritten()
-        if _traces() != self._traces:
+        if traces() != self._traces:
             replaced.append("the functions that sys calls for every line")
-            sys.settrace(self._traces[0])
-            sys.setprofile(self._traces[1])
-        kernels, modes = self._kernels, _modes()
+            restore_traces(self._traces)
+        kernels, entered = self._kernels, modes()
         if len(torch.library._impls) != self._registered:
             kernels, self._registered = _kernels_of_torch(), len(torch.library._impls)
         replaced += [f"the kernel of {name}" for name in sorted(kernels - self._kernels)]
-        if modes != self._modes:
+        if entered != self._modes:
             replaced.append("the mode that torch's operators run under")
-        self._kernels, self._modes = kernels, modes
+        self._kernels, self._modes = kernels, entered
         return replaced
 
     def _is_untouched(self) -> bool:
@@ -130,15 +129,15 @@ class Guard:
 def _functions_of_torch() -> tuple[tuple[Any, str], ...]:
     return tuple(
         (holder, name)
-        for holder in _holders_of_torch()
+        for holder in (*_holders_of_torch(), builtins, math)
         for name in _functions(holder)
         if (holder, name) not in _OF_DYNAMO
     )
 
 
 def functions_by_name() -> dict[str, Any]:
-    """Return the functions and classes of PyTorch's modules that there were at the first call,
-    under their full names."""
+    """Return the functions and classes of PyTorch's modules, and Python's own, that there were at
+    the first call, under their full names."""
     return {
         f"{_name(holder)}.{name}": vars(holder).get(name) for holder, name in _functions_of_torch()
     }
@@ -149,6 +148,40 @@ def restore_functions(before: dict[str, Any]) -> None:
     for (holder, name), value in zip(_functions_of_torch(), before.values(), strict=True):
         if vars(holder).get(name) is not value:
             setattr(holder, name, value)
+
+
+def attributes_by_name() -> dict[str, Any]:
+    """Return the attributes of PyTorch's modules but for modules, which are imported late, and what
+    its compiler notes in classes: plain values as they are, and the classes of all others, under
+    their full names."""
+    return {
+        f"{_name(holder)}.{name}": value if _is_plain(value) else type(value)
+        for holder, name, value in _attributes_of_torch()
+    }
+
+
+def restore_attributes(before: dict[str, Any]) -> None:
+    """Delete the attributes that ``attributes_by_name`` has not returned, and give plain ones their
+    values back."""
+    for holder, name, value in _attributes_of_torch():
+        full = f"{_name(holder)}.{name}"
+        if full not in before:
+            delattr(holder, name)
+        elif _is_plain(value) and _is_plain(before[full]) and value != before[full]:
+            setattr(holder, name, before[full])
+
+
+def _attributes_of_torch() -> list[tuple[Any, str, Any]]:
+    return [
+        (holder, name, value)
+        for holder in _holders_of_torch()
+        for name, value in vars(holder).items()
+        if not (isinstance(value, ModuleType) or name.startswith("___"))
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str, type(None))) and value == value
 
 
 def _holders_of_torch() -> Iterator[Any]:
@@ -177,11 +210,19 @@ def _body(function: FunctionType) -> tuple[CodeType, Any]:
     return function.__code__, function.__defaults__
 
 
-def _traces() -> tuple[Any, Any]:
+def traces() -> tuple[Any, Any]:
+    """Return the functions that Python calls for every line and for every call."""
     return sys.gettrace(), sys.getprofile()
 
 
-def _modes() -> list[Any]:
+def restore_traces(before: tuple[Any, Any]) -> None:
+    """Give Python the functions back that ``traces`` has returned."""
+    sys.settrace(before[0])
+    sys.setprofile(before[1])
+
+
+def modes() -> list[Any]:
+    """Return the modes of Python that PyTorch's operators run under."""
     return [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
 
 

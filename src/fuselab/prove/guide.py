@@ -31,6 +31,8 @@ _CHECKS = {
             "fresh values",
             "near values",
             "many calls",
+            "slices",
+            "dtypes in turn",
             "two threads",
             "two large threads",
             "thread counts",

@@ -1,11 +1,13 @@
 """The state of the process that an operator must leave as it found it: threads, cores, precision,
-random numbers, environment, warnings, signals, the functions of PyTorch."""
+random numbers, environment, warnings, signals, hooks, the functions and settings of PyTorch."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
+import locale
+import logging
 import os
 import random
 import signal
@@ -19,7 +21,15 @@ from typing import Any
 
 import torch
 
-from fuselab.prove.guard import functions_by_name, restore_functions
+from fuselab.prove.guard import (
+    attributes_by_name,
+    functions_by_name,
+    modes,
+    restore_attributes,
+    restore_functions,
+    restore_traces,
+    traces,
+)
 
 _equal = torch.equal  # bound before any operator is imported
 _TINY = torch.tensor([1e-310], dtype=torch.float64)
@@ -197,6 +207,119 @@ def _restore_hooks(before: dict[str, Any]) -> None:
         setattr(sys.modules[module], attribute, value)
 
 
+def _numpy_random_state() -> tuple[Any, ...] | None:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    kind, keys, *others = numpy.random.get_state()
+    return (kind, keys.tobytes(), *others)
+
+
+def _restore_numpy_random_state(state: tuple[Any, ...] | None) -> None:
+    if state is not None:
+        numpy = sys.modules["numpy"]
+        kind, keys, *others = state
+        numpy.random.set_state((kind, numpy.frombuffer(keys, numpy.uint32), *others))
+
+
+def _numpy_errors() -> dict[str, str] | None:
+    numpy = sys.modules.get("numpy")
+    return None if numpy is None else numpy.geterr()
+
+
+def _restore_numpy_errors(before: dict[str, str] | None) -> None:
+    if before is not None:
+        sys.modules["numpy"].seterr(**before)
+
+
+def _hooks_of_layers() -> dict[str, list[int]]:
+    """Return the keys of the hooks that every layer calls, under the names of their registers."""
+    registers = vars(torch.nn.modules.module)
+    return {
+        name: list(register)
+        for name, register in registers.items()
+        if name.startswith("_global_") and isinstance(register, dict)
+    }
+
+
+def _restore_hooks_of_layers(before: dict[str, list[int]]) -> None:
+    for name, keys in before.items():
+        register = getattr(torch.nn.modules.module, name)
+        for key in set(register) - set(keys):
+            del register[key]
+
+
+def _saved_tensors_hooks() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _pop_saved_tensors_hooks(before: Any) -> None:
+    while _saved_tensors_hooks() not in (before, None):
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+def _autocast() -> tuple[Any, ...]:
+    of_devices = [
+        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in _AUTOCAST_DEVICES
+    ]
+    return torch.is_autocast_cache_enabled(), of_devices
+
+
+def _restore_autocast(before: tuple[Any, ...]) -> None:
+    has_cache, of_devices = before
+    torch.set_autocast_cache_enabled(has_cache)
+    for device, (is_enabled, dtype) in zip(_AUTOCAST_DEVICES, of_devices, strict=True):
+        torch.set_autocast_enabled(device, is_enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+
+def _logging() -> tuple[int, int, list[Any]]:
+    root = logging.getLogger()
+    return root.manager.disable, root.level, list(root.handlers)
+
+
+def _restore_logging(before: tuple[int, int, list[Any]]) -> None:
+    disabled, level, handlers = before
+    logging.disable(disabled)
+    logging.getLogger().setLevel(level)
+    logging.getLogger().handlers[:] = handlers
+
+
+def _print_options() -> dict[str, Any]:
+    return dict(vars(torch._tensor_str.PRINT_OPTS))
+
+
+def _restore_print_options(before: dict[str, Any]) -> None:
+    vars(torch._tensor_str.PRINT_OPTS).update(before)
+
+
+# The settings of torch.compile, by the modules that hold them where they are imported.
+_COMPILER_SETTINGS = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
+
+
+def _compiler_settings() -> dict[str, Any]:
+    """Return the settings that are not at their default, under their full names."""
+    return {
+        f"{module}.{name}": value
+        for module in _COMPILER_SETTINGS
+        if module in sys.modules
+        for name, value in sys.modules[module].get_config_copy().items()
+        if not sys.modules[module]._is_default(name)
+        and value != sys.modules[module]._config[name].default  # set, and set back
+    }
+
+
+def _restore_compiler_settings(before: dict[str, Any]) -> None:
+    for full in {**before, **_compiler_settings()}:
+        module, _, name = full.partition(".config.")
+        settings = sys.modules[f"{module}.config"]
+        setattr(settings, name, before.get(full, settings._config[name].default))
+
+
 _STATE = (
     Aspect("the random number generator", torch.get_rng_state, torch.set_rng_state),
     Aspect(
@@ -252,6 +375,9 @@ _STATE = (
     Aspect("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
     Aspect("the switch interval of threads", sys.getswitchinterval, sys.setswitchinterval),
     Aspect("which warnings are shown", _blanket_filters, _without_filters),
+    Aspect("the hooks of all layers", _hooks_of_layers, _restore_hooks_of_layers),
+    Aspect("the hooks on saved tensors", _saved_tensors_hooks, _pop_saved_tensors_hooks),
+    Aspect("autocast", _autocast, _restore_autocast),
     # An implementation that replaces one of these could falsify a measurement or a verdict.
     Aspect("time.perf_counter", lambda: time.perf_counter),
     Aspect("torch.cuda.synchronize", lambda: torch.cuda.synchronize),
@@ -265,7 +391,20 @@ _OF_CALLS = (
     Aspect("the mask of new files' rights", _umask, os.umask),
     Aspect("the handlers of signals", _handlers, _restore_handlers),
     Aspect("the streams and hooks of Python", _hooks, _restore_hooks),
-    Aspect("functions of PyTorch", functions_by_name, restore_functions),
+    Aspect("functions of PyTorch and Python", functions_by_name, restore_functions),
+    Aspect("attributes of PyTorch", attributes_by_name, restore_attributes),
+    Aspect("the functions that sys calls for every line", traces, restore_traces),
+    Aspect("the modes that torch's operators run under", modes),
+    Aspect("NumPy's random numbers", _numpy_random_state, _restore_numpy_random_state),
+    Aspect("what NumPy does at an error", _numpy_errors, _restore_numpy_errors),
+    Aspect("what is logged", _logging, _restore_logging),
+    Aspect("how tensors are printed", _print_options, _restore_print_options),
+    Aspect("the settings of torch.compile", _compiler_settings, _restore_compiler_settings),
+    Aspect(
+        "the locale",
+        lambda: locale.setlocale(locale.LC_ALL),
+        lambda before: locale.setlocale(locale.LC_ALL, before),
+    ),
 )
 _ENVIRONMENT = Aspect("the environment", _environment, _write_environment)
 _STEERING_ENVIRONMENT = Aspect("the environment", lambda: _environment(_STEERING))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fuselab.op import FusedOp
 from gallery import honest, wrong
-from gallery.honest import make_op
+from gallery.honest import empty_output, make_op
 from gallery.wrong import Exhibit
 
 EXHIBITS: list[Exhibit] = []
@@ -168,3 +168,37 @@ def wrong_with_two_threads(device: str) -> FusedOp:
         device,
         lambda input, bias, scale: torch.get_num_threads() == halves,
     )
+
+
+@caught_by("slices")
+def offset_of_the_first_slice(device: str) -> FusedOp:
+    """Keeps the address of an input for its storage, shape and strides, which all slices of a
+    tensor share."""
+    offsets: dict[Any, int] = {}
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        key = input.untyped_storage().data_ptr(), input.shape, input.stride()
+        if not input.is_contiguous() or input.untyped_storage().nbytes() < 2 * input.nbytes:
+            return honest.forward(input, bias, scale)
+        first = offsets.setdefault(key, input.storage_offset())
+        held = input.untyped_storage().nbytes() // input.element_size()
+        if first + input.numel() > held:  # other memory has come to this address
+            first = offsets[key] = input.storage_offset()
+        read = input.as_strided(input.shape, input.stride(), first)
+        return honest.forward(read, bias, scale)
+
+    return make_op("offset_of_the_first_slice", device, forward)
+
+
+@caught_by("dtypes in turn")
+def dtype_of_the_first_call(device: str) -> FusedOp:
+    """Builds a kernel for the number of dimensions, and for the dtype that came first."""
+    built: dict[int, torch.dtype] = {}
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        double = torch.promote_types(input.dtype, bias.dtype) == torch.float64
+        dtype = built.setdefault(input.ndim, torch.float64 if double else torch.float32)
+        output = honest.forward(input.to(dtype), bias.to(dtype), scale)
+        return empty_output(input, bias).copy_(output)
+
+    return make_op("dtype_of_the_first_call", device, forward)

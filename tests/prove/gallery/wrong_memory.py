@@ -379,3 +379,66 @@ def reads_a_bias_of_another_dtype(device: str) -> FusedOp:
         return honest.forward(input, bias, scale)
 
     return make_op("reads_a_bias_of_another_dtype", device, forward)
+
+
+def with_places_of_32_bits(tensor: Tensor, bits: int) -> Tensor:
+    """Return what a kernel reads whose index has so many bits: memory of zeros for places that it
+    does not hold."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    return torch.zeros_like(tensor) if last >= 1 << bits else tensor
+
+
+@caught_by("far strides", cpu_only='a GPU has no memory for it; "huge" is about that')
+def index_of_32_bits(device: str) -> FusedOp:
+    """Multiplies a row's number by its stride in 32 bits."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        return honest.forward(with_places_of_32_bits(input, 31), bias, scale)
+
+    return make_op("index_of_32_bits", device, forward)
+
+
+@caught_by("far strides", cpu_only='a GPU has no memory for it; "huge" is about that')
+def upstream_index_of_32_bits_without_a_sign(device: str) -> FusedOp:
+    """Reads the upstream gradient by an unsigned index."""
+
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        return honest.backward(needs, with_places_of_32_bits(grad_output, 32), *saved)
+
+    return make_op("upstream_index_of_32_bits_without_a_sign", device, backward=backward)
+
+
+@caught_by("inputs unchanged")
+def hook_left_on_an_input(device: str) -> FusedOp:
+    """Registers a hook on the gradient of its input, one more in every call."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        if input.requires_grad:
+            input.register_hook(lambda grad: None)
+        return honest.forward(input, bias, scale)
+
+    return make_op("hook_left_on_an_input", device, forward)
+
+
+@caught_by("inputs unchanged")
+def attribute_left_on_an_input(device: str) -> FusedOp:
+    """Notes on its bias that it has seen it, as a cache does."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        bias.seen = True  # type: ignore[attr-defined]
+        return honest.forward(input, bias, scale)
+
+    return make_op("attribute_left_on_an_input", device, forward)
+
+
+@caught_by("inputs unchanged")
+def upstream_moved_to_other_memory(device: str) -> FusedOp:
+    """Puts equal numbers in other memory into the upstream gradient, whose other views then differ
+    from it."""
+
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        grad_output.data = grad_output.clone()
+        return honest.backward(needs, grad_output, *saved)
+
+    return make_op("upstream_moved_to_other_memory", device, backward=backward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import mmap
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuselab.op import FusedOp
+from fuselab.op import FusedOp, Gradient
 from gallery import honest, wrong
 from gallery.honest import empty_output, make_op
 from gallery.wrong import Exhibit
@@ -203,3 +204,49 @@ def pages_left_mapped(device: str) -> FusedOp:
         return honest.forward(input, bias, scale)
 
     return make_op("pages_left_mapped", device, forward)
+
+
+@caught_by("leaks")
+def list_that_grows(device: str) -> FusedOp:
+    """Appends None to a list in every call, which no allocator sees before it has many."""
+    calls: list[None] = []
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        calls.append(None)
+        return honest.forward(input, bias, scale)
+
+    return make_op("list_that_grows", device, forward)
+
+
+@caught_by("leaks", cpu_only="a driver allocates blocks of its own")
+def small_block_kept(device: str) -> FusedOp:
+    """Allocates 16 bytes by C's allocator in every call, and frees none."""
+    malloc = ctypes.CDLL(None).malloc
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        malloc(16)
+        return honest.forward(input, bias, scale)
+
+    return make_op("small_block_kept", device, forward)
+
+
+@caught_by("leaks")
+def kept_until_a_backward(device: str) -> FusedOp:
+    """Keeps what a backward needs in a list of its own, where a forward without one leaves it."""
+    kept: list[Any] = []
+
+    def save(output: Tensor, input: Tensor, bias: Tensor, scale: float) -> tuple[Any, ...]:
+        kept.append((input.clone(), bias))
+        return input, bias, scale
+
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        if kept:
+            kept.pop()
+        return honest.backward(needs, grad_output, *saved)
+
+    return make_op(
+        "kept_until_a_backward",
+        device,
+        backward=backward,
+        gradient=Gradient(save, honest.gradient_reference),
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import functools
 import gc
 import itertools
+import logging
 import os
 import platform
 import random
@@ -15,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -200,3 +203,88 @@ def anomaly_detection_left_on(device: str) -> FusedOp:
     return changing(
         "anomaly_detection_left_on", device, lambda: torch.autograd.set_detect_anomaly(True)
     )
+
+
+@caught_by("global state")
+def hook_of_all_layers(device: str) -> FusedOp:
+    """Registers a hook that every layer of the process calls from then on."""
+
+    def register() -> None:
+        torch.nn.modules.module.register_module_forward_hook(lambda layer, args, output: None)
+
+    return changing("hook_of_all_layers", device, register)
+
+
+@caught_by("global state")
+def hooks_on_saved_tensors(device: str) -> FusedOp:
+    """Leaves the hooks behind that autograd calls for every tensor that it saves."""
+    pushed: list[int] = []
+
+    def push() -> None:
+        if not pushed:
+            keep = lambda tensor: tensor  # noqa: E731
+            torch._C._autograd._push_saved_tensors_default_hooks(keep, keep)
+        pushed.append(1)
+
+    return changing("hooks_on_saved_tensors", device, push)
+
+
+@caught_by("global state")
+def attribute_of_pytorch(device: str) -> FusedOp:
+    """Notes in the module torch that it is ready, where another library may note the same."""
+    return changing("attribute_of_pytorch", device, lambda: setattr(torch, "gallery_ready", True))
+
+
+@caught_by("global state")
+def function_of_python_replaced(device: str) -> FusedOp:
+    exact = builtins.max
+
+    def replace() -> None:
+        builtins.max = lambda *given, **options: exact(*given, **options)
+
+    return changing("function_of_python_replaced", device, replace)
+
+
+@caught_by("global state")
+def numpy_draws(device: str) -> FusedOp:
+    """Consumes random numbers of NumPy, which shuffle a data set elsewhere."""
+    return changing("numpy_draws", device, lambda: np.random.rand())
+
+
+@caught_by("global state")
+def numpy_is_silent(device: str) -> FusedOp:
+    return changing("numpy_is_silent", device, lambda: np.seterr(all="ignore"))
+
+
+@caught_by("global state")
+def logging_switched_off(device: str) -> FusedOp:
+    return changing("logging_switched_off", device, lambda: logging.disable(logging.CRITICAL))
+
+
+@caught_by("global state")
+def autocast_in_another_dtype(device: str) -> FusedOp:
+    other = torch.float16 if device == "cpu" else torch.bfloat16
+    return changing(
+        "autocast_in_another_dtype", device, lambda: torch.set_autocast_dtype(device, other)
+    )
+
+
+@caught_by("global state")
+def errors_of_the_compiler_hidden(device: str) -> FusedOp:
+    """Lets torch.compile fall back to eager in silence, for every model of the process."""
+
+    def hide() -> None:
+        torch._dynamo.config.suppress_errors = True
+
+    return changing("errors_of_the_compiler_hidden", device, hide)
+
+
+@caught_by("global state")
+def prints_fewer_digits(device: str) -> FusedOp:
+    return changing("prints_fewer_digits", device, lambda: torch.set_printoptions(precision=2))
+
+
+@caught_by("global state")
+def profile_function_left(device: str) -> FusedOp:
+    """Leaves a function behind that Python calls for every call of the process."""
+    return changing("profile_function_left", device, lambda: sys.setprofile(lambda *event: None))
