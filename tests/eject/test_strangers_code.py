@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from comparing import compare
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_structure
 
@@ -466,3 +467,20 @@ def test_what_only_tells_something_is_left_out(tmp_path: Path, capsys: Any) -> N
     found = op.implementations["cpp"].forward(x)
     assert capsys.readouterr().out == ""
     torch.testing.assert_close(found, torch.tanh(x + 1) * 2)
+
+
+def test_a_sum_over_places_in_three_dimensions_needs_no_more_loops_than_there_are(
+    tmp_path: Path,
+) -> None:
+    """The gradient of the factor in front of a pooling in three dimensions computes three places,
+    each in a loop of its own, beside those of the batch and the channels."""
+
+    def pooled_scale(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        return (F.avg_pool3d(x * scale, 2) + bias) * 0.5
+
+    generator = torch.Generator().manual_seed(9)
+    shapes = (2, 3, 4, 6, 5), (), (3, 1, 1, 1)
+    args = [torch.randn(shape, generator=generator) for shape in shapes]
+    op = load_op(str(eject(pooled_scale, *args, out=tmp_path / "pooled_scale")))
+    cpp = op.implementations["cpp"]
+    compare(op, cpp.forward, cpp.backward, args)

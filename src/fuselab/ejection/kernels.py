@@ -11,6 +11,7 @@ must be the index at which the kernel computes it, which ties its axes to the ke
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,7 @@ from fuselab.ejection.loops import (
     Piece,
     Pieces,
     Pointwise,
+    Position,
     Reduced,
     Reduction,
     Regrouped,
@@ -49,6 +51,7 @@ from fuselab.ejection.loops import (
 from fuselab.ejection.parts import unexpanded
 from fuselab.ejection.stored import constant_of, leaves, memory_of
 from fuselab.errors import EjectError
+from fuselab.runtime.sweep import COLUMN_LOOPS
 
 
 class DoesNotFitError(Exception):
@@ -369,6 +372,19 @@ class Scheduler:
         self.kernels.append(fresh)
         self.needs.append(sources)
 
+    def is_too_deep(self, node: Reduction, stored: frozenset[Node]) -> bool:
+        """Return whether a reduction needs more loops over columns than a kernel has, however its
+        operands lie: the positions along an axis need a loop of their own."""
+        if not any(isinstance(one, (Along, Choice)) for one in ancestors(node)):
+            return False
+        alone = self.joined(Kernel((), (), (), {}), node, stored)
+        if alone is None or node.source in stored or isinstance(node.source, (Input, Pieces)):
+            return False
+        found = [one for one in walk([*alone.values.values()]) if isinstance(one, Position)]
+        places = {axis: one for one in found for axis in one.axes}
+        loops = [places.get(axis) for axis in alone.column_axes if axis.size != 1]
+        return sum(1 for _ in itertools.groupby(loops)) > COLUMN_LOOPS
+
     def _take_over(self, node: Reduction, stored: frozenset[Node]) -> bool:
         """Put a reduction along the innermost dimensions, and all that a kernel without reductions
         computes for it or from the same elements, into one kernel in that one's place; return
@@ -568,7 +584,8 @@ def in_order(results: Sequence[Node]) -> list[Node]:
 def schedule(results: Sequence[Node], hints: Mapping[sympy.Symbol, int]) -> list[Kernel]:
     """Return the kernels that compute ``results``, in an order in which they can run.
 
-    Results and reductions are computed once each. Everything else is computed where it is read.
+    Results and reductions are computed once each. Everything else is computed where it is read, but
+    for what a reduction with too many loops goes over.
     """
     order = in_order(results)
     whole: set[Node] = {node for node in results if isinstance(node, Pieces)}
@@ -587,6 +604,9 @@ def schedule(results: Sequence[Node], hints: Mapping[sympy.Symbol, int]) -> list
     scheduler = Scheduler(hints)
     stored: set[Node] = set()
     for node in order:
+        if isinstance(node, Reduction) and scheduler.is_too_deep(node, frozenset(stored)):
+            scheduler.add(node.source, frozenset(stored))
+            stored.add(node.source)
         if isinstance(node, (Reduction, Scan)) or node in wanted:
             scheduler.add(node, frozenset(stored))
         if isinstance(node, (Reduction, Scan, Call)) or node in wanted or node in whole:
