@@ -1,6 +1,7 @@
 """TARGET: what it resolves to, how its inputs reach it, and the one sentence for each mistake."""
 
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,23 @@ def test_mistakes_in_the_file(write):
     assert "(mine.py:1)" in refused(write("def f(:\n    pass\n"))
     assert "SystemExit: 3" in refused(write("import sys\nsys.exit(3)\n"))
     assert "ModuleNotFoundError" in refused(write("import no_such_thing_at_all\n"))
+
+
+def test_a_file_reads_no_arguments_of_the_verb(write, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["fuselab", "profile", "mine.py:f", "--batches", "4"])
+    text = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--rows", type=int, default=3)
+options = parser.parse_args()
+def f(x):
+    return x * options.rows
+def get_inputs():
+    import torch
+    return [torch.ones(2)]
+"""
+    assert targets.load(write(text)).callable(2) == 6
+    assert sys.argv[0] == "fuselab"
 
 
 @pytest.mark.parametrize("text", ["import sys\nsys.exit(2)\n", "loss = 1.0\n"])

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
+from unittest import mock
 
 import numpy
 import torch
@@ -216,7 +217,9 @@ def _import_file(path: Path) -> ModuleType:
     _on_path(str(path.parent))
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # A script that reads the command line would read that of the verb.
+        with mock.patch.object(sys, "argv", [str(path)]):
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         hint = f"; {_profiled_as_script(path)}" if isinstance(error, SystemExit) else ""

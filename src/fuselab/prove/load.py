@@ -8,6 +8,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 from fuselab import ops
 from fuselab.composition import Composition
@@ -150,7 +151,8 @@ def _import_file(path: Path, module_name: str) -> ModuleType:
     sys.path.insert(0, folder)
     before = ProcessState(of_import=True)
     try:
-        specification.loader.exec_module(module)
+        with mock.patch.object(sys, "argv", [str(path)]):
+            specification.loader.exec_module(module)
     except FuselabError:
         sys.modules.pop(module_name, None)
         raise

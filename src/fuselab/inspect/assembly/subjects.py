@@ -89,7 +89,7 @@ def module_of(path: Path) -> ModuleType:
     """Return a Python file as a module. Raises TargetError if it is missing or raises."""
     if not path.is_file():
         raise MissingTargetError(
-            f"{path}: no such file; give FILE.py, FILE.cu, a folder or an operator's name."
+            f"{path}: no such file; give FILE.py, a folder or an operator's name."
         )
     return loading.import_file(path)
 
