@@ -1,4 +1,4 @@
-"""What calls keep is counted, whatever else Python keeps and frees meanwhile."""
+"""The check of leaks finds memory that calls keep, whatever else Python frees meanwhile."""
 
 from __future__ import annotations
 

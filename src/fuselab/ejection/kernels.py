@@ -375,10 +375,12 @@ class Scheduler:
     def is_too_deep(self, node: Reduction, stored: frozenset[Node]) -> bool:
         """Return whether a reduction needs more loops over columns than a kernel has, however its
         operands lie: the positions along an axis need a loop of their own."""
+        if node.source in stored or isinstance(node.source, (Input, Pieces)):
+            return False
         if not any(isinstance(one, (Along, Choice)) for one in ancestors(node)):
             return False
         alone = self.joined(Kernel((), (), (), {}), node, stored)
-        if alone is None or node.source in stored or isinstance(node.source, (Input, Pieces)):
+        if alone is None:
             return False
         found = [one for one in walk([*alone.values.values()]) if isinstance(one, Position)]
         places = {axis: one for one in found for axis in one.axes}

@@ -102,7 +102,8 @@ class Sweep:
             kernel has, contiguous copies take the tensors' places; where these need too many as
             well, copies that have an element for every place of the loops, of which those that a
             position counts stand together. At last, tensors in which a kernel computes places get
-        copies with the same other axes, where none of these has more elements than a tensor read.
+            copies with the same other axes, where none of these has more elements than a tensor
+            that is read.
         written: the results, likewise; they are dense.
         in_order: whether the kernel goes over the columns in the order of the axes, as a running
             sum does; else the loop with the smallest steps is the innermost.
