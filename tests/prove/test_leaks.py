@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from gallery import honest, wrong_patterns
 from fuselab.op import FusedOp
 from fuselab.prove.asked_outputs import leaked
 from fuselab.prove.held import Held
+from fuselab.runtime import builds
 
 SPAN = 128
 
@@ -55,3 +57,9 @@ def test_freed_floats_and_cycles_hide_no_kept_numbers() -> None:
 
 def test_an_operator_that_keeps_nothing_is_right() -> None:
     assert kept_by(honest.make_op("keeps_nothing")) is None
+
+
+def test_leaks_are_looked_for_when_no_build_runs_beside() -> None:
+    building = builds.in_background(lambda: time.sleep(2), daemon=True)
+    assert kept_by(honest.make_op("built_meanwhile")) is None
+    assert building.done()

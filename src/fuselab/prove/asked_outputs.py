@@ -23,6 +23,7 @@ from fuselab.prove.arguments import differentiable, mapped, needed, tensor_names
 from fuselab.prove.asked_calls import as_leaves, with_gradients
 from fuselab.prove.held import Held, results
 from fuselab.prove.outputs import as_declared, output_names, outputs_in
+from fuselab.runtime import builds
 from fuselab.runtime.dispatch.overlap import overlaps_itself
 
 _LEAK_BYTES = 96  # per call; a kept tensor of one element takes 200 and more
@@ -31,6 +32,7 @@ _NOISE_BYTES = 4096
 # Per call over a long span, which has so many times the calls of a short one, where it takes less
 # than so many seconds. The least block of C's allocator takes 32 bytes.
 _BLOCK_BYTES, _LONG_SPAN, _LONG_SPAN_S = 24, 8, 4.0
+_BUILDS_S = 60.0  # that the builds of a process's first calls may take
 _SLACK_BYTES = 1 << 16  # of a storage beyond the elements that a result needs
 NO_COUNT = "this machine's C library does not tell how much memory is in use"
 
@@ -192,6 +194,8 @@ def leaked(
     kinds = list(_calls(held, args, upstream, count))
     for make, *_ in kinds:
         make()
+    # A thread that compiles, as a process's first calls start, keeps objects of its own meanwhile.
+    builds.wait_for_background(_BUILDS_S)
     counters = {"bytes": (in_use, float(_LEAK_BYTES), _NOISE_BYTES), **_OTHER_RESOURCES}
     if thoroughly:
         counters["items of Python's containers"] = (_items_of_containers(), 0.75, 40)

@@ -6,8 +6,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from fuselab.runtime import cache
 
@@ -18,6 +18,7 @@ BACKGROUND_NICENESS = 10
 
 Built = TypeVar("Built")
 
+_in_background: set[Future[Any]] = set()  # those that have not ended
 _announcing = threading.Lock()
 _announced = False
 
@@ -49,6 +50,8 @@ def in_background(
     before it ends, unless it is a ``daemon`` thread.
     """
     result: Future[Built] = Future()
+    _in_background.add(result)
+    result.add_done_callback(_in_background.discard)
 
     def run() -> None:
         if niceness and sys.platform == "linux":  # there a thread has a priority of its own
@@ -60,3 +63,8 @@ def in_background(
 
     threading.Thread(target=run, name="fuselab-build", daemon=daemon).start()
     return result
+
+
+def wait_for_background(timeout_s: float) -> None:
+    """Wait until what ``in_background`` has started has ended, at most so many seconds."""
+    wait(tuple(_in_background), timeout_s)
