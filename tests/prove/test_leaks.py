@@ -59,6 +59,19 @@ def test_an_operator_that_keeps_nothing_is_right() -> None:
     assert kept_by(honest.make_op("keeps_nothing")) is None
 
 
+@pytest.mark.parametrize("most", [300, 600, 900])
+def test_what_fills_slowly_is_no_leak(most: int) -> None:
+    kept: list[float] = []
+
+    def forward(*args: object) -> torch.Tensor:
+        if len(kept) < most:
+            kept.append(len(kept) + 0.5)
+        return honest.forward(*args)
+
+    op = honest.make_op(f"fills_up_to_{most}", forward=forward)
+    assert kept_by(op, gradients=False) is None
+
+
 def test_leaks_are_looked_for_when_no_build_runs_beside() -> None:
     building = builds.in_background(lambda: time.sleep(2), daemon=True)
     assert kept_by(honest.make_op("built_meanwhile")) is None
