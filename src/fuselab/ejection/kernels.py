@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import sympy
 
+from fuselab.ejection.conditions import condition, in_kind
 from fuselab.ejection.loops import (
     Along,
     Apply,
@@ -271,7 +272,9 @@ class Evaluation:
             second = operands[1] if len(operands) > 1 else None
             is_one = isinstance(second, Constant) and second.value == 1
             if node.function == "same" or (is_one and node.function in ("mul", "div")):
-                return operands[0]
+                return in_kind(operands[0], node.kind)
+            if node.kind == "bool":
+                return condition(node.function, operands)
             return Apply(node.function, operands, node.kind)
         if isinstance(node, Choice):
             return self.at(node.source, self._chosen(node, index))
