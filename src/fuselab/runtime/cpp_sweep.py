@@ -72,12 +72,13 @@ def _lanes_are_rows(swept: Sweep) -> bool:
 
     They are where rows are narrow, and where an operand's rows are neighbours in memory. Then every
     operand is read fast: one whose columns are neighbours is transposed on the way. A run of fewer
-    rows than ``FEW`` would leave most lanes empty.
+    rows than ``FEW`` would leave most lanes empty, and so would one of not much more rows than a
+    run has columns.
     """
     rows, columns = swept.rows, swept.columns
     if rows.sizes[-1] < FEW <= columns.sizes[-1]:
         return False
-    if columns.numel <= NARROW <= rows.sizes[-1]:
+    if columns.numel <= NARROW and rows.sizes[-1] >= min(NARROW, 2 * columns.sizes[-1]):
         return True
     steps = zip(rows.strides, columns.strides, strict=True)
     return any(along_rows[-1] == 1 < along_columns[-1] for along_rows, along_columns in steps)

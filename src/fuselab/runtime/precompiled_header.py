@@ -19,7 +19,14 @@ from fuselab.runtime.compiler import compiler_version, run_compiler
 # They include all others of ours. A package that stands alone carries those that it needs.
 _OURS = ("cpu_dropout.h", "cpu_sweep.h")
 _INCLUDED = frozenset(
-    ("cpu_dropout.h", "cpu_math.h", "cpu_positions.h", "cpu_sweep.h", "cpu_vectors.h")
+    (
+        "cpu_dropout.h",
+        "cpu_elements.h",
+        "cpu_math.h",
+        "cpu_positions.h",
+        "cpu_sweep.h",
+        "cpu_vectors.h",
+    )
 )
 _STANDARD = ("cstddef", "cstdio", "exception", "type_traits", "utility")
 _PAYS_FROM = 3  # so many kernels of one process take longer to parse than the header to compile

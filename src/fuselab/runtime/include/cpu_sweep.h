@@ -26,6 +26,7 @@
 #include <tuple>
 #include <utility>
 
+#include "cpu_elements.h"
 #include "cpu_positions.h"
 
 enum class Lane { column, row };  // what the lanes of a vector are
@@ -55,136 +56,12 @@ FUSELAB_INLINE auto arrays(Elements*... data) {
 }
 constexpr void* position = nullptr;
 
-// --- elements -------------------------------------------------------------------------------------
-
-template <class Element>
-constexpr bool is_short = std::is_same_v<Element, Half> || std::is_same_v<Element, BFloat16>;
-// A vector has bytes in place of bool, and bits in place of 16-bit numbers.
-template <class Element>
-using Stored = std::conditional_t<
-    std::is_same_v<Element, bool>, uint8_t,
-    std::conditional_t<is_short<Element>, uint16_t, std::remove_const_t<Element>>>;
-template <class V, class Element>
-using StoredLanes = Lanes<Stored<Element>, lanes<V>>;
-
 // Whether the numbers grow by `step` from lane to lane.
 template <class V>
 FUSELAB_INLINE bool is_regular(LongIntegers<V> number, int64_t step) {
   const LongIntegers<V> difference = number - math::Stepped<V>(number[0], step);
   return reduced<lanes<V> / 2>(difference, [](auto a, auto b) { return a | b; }) == 0;
 }
-
-// Returns elements as a kernel computes with them: real numbers, 64-bit integers, or a mask.
-template <class V, class Element>
-FUSELAB_INLINE auto computed(StoredLanes<V, Element> value) {
-  if constexpr (is_short<Element>) {
-    return __builtin_convertvector(widened<lanes<V>>(value, Element{}), V);
-  } else if constexpr (std::is_floating_point_v<Element>) {
-    return __builtin_convertvector(value, V);
-  } else if constexpr (std::is_same_v<Element, bool>) {
-    return __builtin_convertvector(value != 0, Integers<V>);
-  } else {
-    return __builtin_convertvector(value, LongIntegers<V>);
-  }
-}
-template <class V, class Element, class Value>
-FUSELAB_INLINE StoredLanes<V, Element> stored(Value value) {
-  if constexpr (is_short<Element>) {
-    return narrowed<lanes<V>>(__builtin_convertvector(value, Lanes<float, lanes<V>>), Element{});
-  } else if constexpr (std::is_same_v<Element, bool>) {
-    return (StoredLanes<V, Element>)(__builtin_convertvector(value != 0, Lanes<int8_t, lanes<V>>) &
-                                     1);
-  } else {
-    return __builtin_convertvector(value, StoredLanes<V, Element>);
-  }
-}
-
-template <class V, class Element, std::size_t... lane>
-FUSELAB_INLINE StoredLanes<V, Element> gathered(const Stored<Element>* from, int64_t stride,
-                                                std::index_sequence<lane...>) {
-  return StoredLanes<V, Element>{from[int64_t(lane) * stride]...};
-}
-
-// Loads every second element from two vectors, of which the second one begins with the last element
-// that the first one has: nothing behind the last element is read.
-template <class Elements, std::size_t... lane>
-FUSELAB_INLINE Elements every_second(const Scalar<Elements>* from, std::index_sequence<lane...>) {
-  constexpr int64_t count = sizeof...(lane);
-  const Elements low = load_as<Elements>(from), high = load_as<Elements>(from + count - 1);
-  return __builtin_shufflevector(low, high, int(lane < count / 2 ? 2 * lane : 2 * lane + 1)...);
-}
-// Stores to every second element, and touches no other.
-#if defined(__AVX2__)
-template <bool is_high, class Elements, std::size_t... lane>
-FUSELAB_INLINE void store_half_of_second(float* to, Elements value, std::index_sequence<lane...>) {
-  constexpr int first = is_high ? sizeof...(lane) / 2 : 0;
-  const Elements twice = __builtin_shufflevector(value, value, int(first + lane / 2)...);
-#if defined(__AVX512F__)
-  _mm512_mask_storeu_ps(to, 0x5555, (__m512)twice);
-#else
-  _mm256_maskstore_ps(to, (__m256i)Lanes<int32_t, 8>{-1, 0, -1, 0, -1, 0, -1, 0}, (__m256)twice);
-#endif
-}
-#endif
-
-// Loads the first `count` lanes; the others are 0.
-template <class V, class Element>
-FUSELAB_INLINE StoredLanes<V, Element> load_lanes(const Stored<Element>* from, int64_t stride,
-                                                  int64_t count) {
-  if (count == lanes<V>) {
-    if (stride == 1) return load_as<StoredLanes<V, Element>>(from);
-    if constexpr (sizeof(StoredLanes<V, Element>) <= vector_bytes) {
-      constexpr auto lane = std::make_index_sequence<lanes<V>>{};
-      if (stride == 2) return every_second<StoredLanes<V, Element>>(from, lane);
-    }
-    return gathered<V, Element>(from, stride, std::make_index_sequence<lanes<V>>{});
-  }
-  Stored<Element> lane[lanes<V>] = {};
-  for (int64_t i = 0; i < count; ++i) lane[i] = from[i * stride];
-  return load_as<StoredLanes<V, Element>>(lane);
-}
-template <class V, class Element>
-FUSELAB_INLINE void store_lanes(Stored<Element>* to, StoredLanes<V, Element> value, int64_t stride,
-                                int64_t count) {
-  if (stride == 1 && count == lanes<V>) {
-    std::memcpy(to, &value, sizeof value);
-    return;
-  }
-#if defined(__AVX2__)
-  if constexpr (std::is_same_v<Element, float> && sizeof value == vector_bytes) {
-    if (stride == 2 && count == lanes<V>) {
-      constexpr auto each = std::make_index_sequence<lanes<V>>{};
-      store_half_of_second<false>(to, value, each);
-      return store_half_of_second<true>(to + lanes<V>, value, each);
-    }
-  }
-#endif
-  Stored<Element> lane[lanes<V>];
-  std::memcpy(lane, &value, sizeof value);
-  for (int64_t i = 0; i < count; ++i) to[i * stride] = lane[i];
-}
-
-// Loads `rows` rows of `columns` neighbouring elements, at most a vector of each, as columns.
-template <class V, class Element>
-__attribute__((noinline)) void load_transposed(V* square, const Stored<Element>* from,
-                                               int64_t stride, int64_t rows, int64_t columns) {
-  for (int64_t row = 0; row < rows; ++row)
-    square[row] = computed<V, Element>(load_lanes<V, Element>(from + row * stride, 1, columns));
-  transpose<lanes<V> / 2>(square);
-}
-// Stores `columns` columns of `rows` elements as rows.
-template <class V, class Element>
-__attribute__((noinline)) void store_transposed(V* square, Stored<Element>* to, int64_t stride,
-                                                int64_t rows, int64_t columns) {
-  transpose<lanes<V> / 2>(square);
-  for (int64_t row = 0; row < rows; ++row)
-    store_lanes<V, Element>(to + row * stride, stored<V, Element>(square[row]), 1, columns);
-}
-
-// Whether cpu_vectors.h loads and stores a part of a vector of these elements by a mask.
-template <class V, class Element>
-constexpr bool has_masked_tail =
-    sizeof(Scalar<V>) == 4 && (std::is_same_v<Element, float> || is_short<Element>);
 
 // --- reductions -----------------------------------------------------------------------------------
 
