@@ -34,6 +34,7 @@ from fuselab.ejection.dropout import SEEDS, dropouts_in, is_seed, seed_beside, s
 from fuselab.ejection.equal_sizes import equal_sizes, equate_sizes
 from fuselab.ejection.libraries import refuse_calls_of_libraries
 from fuselab.ejection.recurrent import take_cells_apart
+from fuselab.ejection.repeated import upsampling_as_views
 from fuselab.ejection.returned import Returned, StandIns, output_node, results_of
 from fuselab.ejection.taken import (
     annotation,
@@ -255,7 +256,11 @@ def _joint(
         found.append(_Joint(gm.graph, None))
         raise _CapturedError
 
-    with not_listening(), contextlib.suppress(_CapturedError):
+    with (
+        not_listening(),
+        upsampling_as_views(module),
+        contextlib.suppress(_CapturedError),
+    ):
         aot_module_simplified(
             module,
             inputs,
