@@ -173,3 +173,18 @@ def test_a_run_says_whether_anything_in_it_can_jump(
     with Rounded(0, UNIT) as moved:
         function(x)
     assert moved.jumps is jumps
+
+
+def test_zeros_without_memory_stay_zeros() -> None:
+    """Autograd gives the derivative of a sign as a tensor that has no memory to move."""
+    input = torch.tensor([1.5, -2.0], dtype=torch.float64, requires_grad=True)
+    with Rounded(0, 2.0**-23):
+        (slope,) = torch.autograd.grad((input.abs() * input).sum(), input, create_graph=True)
+        (second,) = torch.autograd.grad(slope.sum(), input)
+    torch.testing.assert_close(second, 2 * input.detach().sign(), rtol=2.0**-20, atol=0)
+
+
+def test_terms_of_a_sum_above_what_float32_counts_are_looked_at() -> None:
+    """The last of them had an index in float32, which was one too large."""
+    terms = torch.ones((1 << 24) + 366_144)
+    assert float(chance_of_equal_terms(terms, [], False)) == 1

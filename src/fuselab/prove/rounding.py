@@ -183,6 +183,8 @@ class Rounded(TorchDispatchMode):
         and NaN stay."""
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.is_meta:
             return value
+        if value._is_zerotensor():  # autograd's zeros, which have no memory
+            return value
         self.seed += 1
         step = steps(value, self.seed, self.alike)
         size = value.abs() if size is None else size
@@ -274,7 +276,7 @@ def chance_of_equal_terms(terms: Tensor, dims: Sequence[int], keepdim: bool) -> 
         return terms.new_zeros(lengths)
     several = terms.detach().permute(*kept, *summed).flatten(len(kept))
     if count > _MOST_TERMS:
-        evenly = torch.linspace(0, count - 1, _MOST_TERMS, device=terms.device)
+        evenly = torch.linspace(0, count - 1, _MOST_TERMS, dtype=torch.float64, device=terms.device)
         several, count = several[..., evenly.long()], _MOST_TERMS
     ordered, order = several.abs().sort(-1)
     group = F.pad((ordered[..., 1:] != ordered[..., :-1]).cumsum(-1), (1, 0))
