@@ -116,13 +116,32 @@ class Guard:
 
     def _restored(self) -> list[str]:
         replaced = []
+        before = [dict(functions) for _, functions in self._before]
         for holder, functions in self._before:
             now = vars(holder)
             for name, value in functions.items():
                 if now.get(name) is not value:
+                    if (holder, name) in _OF_DYNAMO and _is_of_dynamo(now.get(name), value):
+                        functions[name] = now[name]
+                        continue
                     replaced.append(f"{_name(holder)}.{name}")
                     setattr(holder, name, value)
+        if before != [functions for _, functions in self._before]:
+            self._all_of = [
+                (itemgetter(*functions), tuple(functions.values())) for _, functions in self._before
+            ]
         return replaced
+
+
+def _is_of_dynamo(now: Any, before: Any) -> bool:
+    """Return whether a method of a layer is the one by which torch.compile, when it first compiles
+    a model, has it counted, and calls the one that was there."""
+    guard = sys.modules.get("torch._dynamo.mutation_guard")
+    install = getattr(guard, "install_generation_tagging_init", None)
+    if not isinstance(install, FunctionType) or not isinstance(now, FunctionType):
+        return False
+    held = [cell.cell_contents for cell in now.__closure__ or ()]
+    return now.__code__ in install.__code__.co_consts and held == [before]
 
 
 @functools.cache
