@@ -288,14 +288,25 @@ def _batch_of_three(tensor: Tensor) -> Tensor:
 
 def deterministic_mode_repeats(subject: Subject, trial: Trial) -> Outcome:
     """Check that forward and backward repeat their bits under
-    torch.use_deterministic_algorithms(True)."""
+    torch.use_deterministic_algorithms(True), or refuse it by an error that names it, as PyTorch's
+    own operators do."""
     places = subject.differentiable(trial.args) if subject.op.gradient is not None else []
     asked: tuple[Any, ...] = (results, *trial.args)
     if places:
         asked = (with_gradients, places, [*trial.args, subject.upstream(trial)])
-    first, *others = subject.candidate.ask(under_determinism, 3, *asked)
+    try:
+        first, *others = subject.candidate.ask(under_determinism, 3, *asked)
+    except CandidateError:
+        raise
+    except Exception as error:
+        if subject.op.nondeterministic is None or "deterministic" not in str(error):
+            raise
+        return Outcome(refused=f"refuses: {said(error, 100)}")
     if not all(same_bits(first, again) for again in others):
-        return Outcome("two runs differ under torch.use_deterministic_algorithms(True)")
+        return Outcome(
+            "two runs differ under torch.use_deterministic_algorithms(True), where an "
+            "implementation adds in a fixed order, or raises an error that names the mode"
+        )
     return Outcome()
 
 
