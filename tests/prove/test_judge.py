@@ -72,6 +72,13 @@ ANSWERS = {
     "wrong_once": """
         self.kept["calls"] = self.kept.get("calls", 0) + 1
         return torch.softmax(y * (self.kept["calls"] != 90), 1)""",
+    "ring_of_64": """
+        self.kept.setdefault(0, [torch.empty_like(y) for _ in range(64)])
+        self.kept[0].append(self.kept[0].pop(0))
+        return self.kept[0][0].copy_(torch.softmax(y, 1))""",
+    "kept_for_an_address": """
+        place = x.data_ptr(), x._version
+        return self.kept.setdefault(place, torch.softmax(y, 1)).clone()""",
     "exits": "import os; os._exit(0)",
     "hungry": "torch.empty(1 << 33, dtype=torch.uint8); return torch.softmax(y, 1)",
     "prints": "print('right'); return torch.softmax(y, 1)",
@@ -91,6 +98,8 @@ SAID = {
     "cached_tensor": (WRONG, "a timed call: output row"),
     "stale_at_60": (WRONG, " of many: output row"),
     "wrong_once": (WRONG, " of many: output row"),
+    "ring_of_64": (WRONG, " of many, looked at after "),
+    "kept_for_an_address": (WRONG, " of many: output row"),
     "exits": (FAILED, "ended its process (exit status 0) without an answer"),
     "hungry": (FAILED, "can't allocate memory"),
     "prints": (FAILED, "writes to standard output: 'right'"),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fuselab.errors import TargetError
 from fuselab.op import tensors_in
-from fuselab.prove.arguments import mapped
+from fuselab.prove.arguments import Storages, copy_of_storage, mapped
 from fuselab.prove.load import import_file
 
 PROBLEM, ANSWER = "Model", "ModelNew"
@@ -40,6 +40,7 @@ class HeldModel:
     kept: list[Any] = field(default_factory=list)  # the outputs of the last kept call
     kept_args: list[Any] = field(default_factory=list)  # and its arguments
     several: list[list[Any]] = field(default_factory=list)  # arguments for many calls
+    alive: list[list[Any]] = field(default_factory=list)  # and the outputs of these
 
     def __call__(self, *args: Any) -> Any:
         """Call the model."""
@@ -149,19 +150,43 @@ def results_kept(held: HeldModel, seed: int, values: Sequence[Any]) -> list[Any]
 def keep_several(held: HeldModel, several: Sequence[Sequence[Any]]) -> None:
     """Keep arguments for ``many_results``."""
     held.several = [list(values) for values in several]
+    held.alive = []
 
 
 def many_results(
-    held: HeldModel, seed: int, turns: Sequence[int], taken: Sequence[int]
+    held: HeldModel, seed: int, turns: Sequence[int], copied: Sequence[int], taken: Sequence[int]
 ) -> list[list[Tensor]]:
     """Call for those of the kept arguments that ``turns`` names, one after the other, and return
-    the outputs of the calls whose numbers are ``taken``."""
+    the outputs of the calls whose numbers are ``taken``.
+
+    The calls whose numbers are ``copied`` have copies of the arguments, which are gone when the
+    call is done, so that the next ones lie where they lay. The outputs stay alive, as far as there
+    is memory for them.
+    """
     found = []
+    left = _MORE_BYTES - sum(one.nbytes for some in held.alive for one in tensors_in(some))
     for number, turn in enumerate(turns):
-        outputs = model_results(held, seed, held.several[turn])
+        known: Storages = {}
+        values = held.several[turn]
+        if number in copied:
+            values = [_copied(value, known) for value in values]
+        outputs = model_results(held, seed, values)
+        left -= sum(one.nbytes for one in tensors_in(outputs))
+        if left >= 0:
+            held.alive.append(outputs)
         if number in taken:
             found.append(outputs)
     return found
+
+
+def _copied(value: Any, known: Storages) -> Any:
+    return copy_of_storage(value, known) if isinstance(value, Tensor) else value
+
+
+def results_alive(held: HeldModel, numbers: Sequence[int]) -> list[list[Tensor]]:
+    """Return the outputs of those of the calls of ``many_results``, counted from the first one,
+    that are still alive."""
+    return [held.alive[number] for number in numbers if number < len(held.alive)]
 
 
 @torch.no_grad()

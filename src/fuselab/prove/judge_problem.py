@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import random
 import tempfile
@@ -55,6 +56,9 @@ TRIALS = {True: 2, False: 5}  # by whether the judge is quick
 TIMING_S = {True: 1.0, False: 4.0}
 MANY_CALLS_S = {True: 1.0, False: 4.0}  # the time for many calls in a row
 _MOST_CALLS = 2_000
+# So many are made on a busy machine too, unless that takes so many times as long.
+_LEAST_CALLS, _PATIENCE = 256, 10
+_LOOKED_AT_AGAIN = 32  # outputs, after many calls
 # Calls in one message: at most, and the seconds after which no more follow in the next one.
 _CALLS_AT_ONCE, _MESSAGE_S = 64, 0.1
 _TAKEN_BYTES = 1 << 24  # of outputs that are taken in one message
@@ -399,12 +403,13 @@ def _judge_what_stays(problem: Problem, process: Process) -> None:
 
 def _many_calls(problem: Problem, process: Process, budget_s: float) -> int:
     """Judge outputs of many calls, which take turns among two sets of inputs and find no others
-    than these, and return how many calls there were: as many as ``budget_s`` seconds hold, one at
-    least.
+    than these, and return how many calls there were: as many as ``budget_s`` seconds hold, and on a
+    busy machine ``_LEAST_CALLS`` if they take no more than ten times as long.
 
     The outputs of some calls are taken, chosen by the judge, and of all where they are small. A
     result that is wrong from some call on shows, and where outputs are small one that is wrong
-    once.
+    once. Half of the calls find their inputs where those of an earlier call lay, which are gone. In
+    the end some outputs, all of which stay alive, must be what they were.
 
     Raises _WrongError.
     """
@@ -415,11 +420,19 @@ def _many_calls(problem: Problem, process: Process, budget_s: float) -> int:
     bytes_of_a_call = sum(one.nbytes for _, bar in sets[:1] for one in tensors_in(bar.eager))
     most = max(1, _TAKEN_BYTES // max(1, bytes_of_a_call))
     chance, begin, made, count = random.SystemRandom(), time.monotonic(), 0, 1
-    while made < _MOST_CALLS and (not made or time.monotonic() - begin < budget_s):
+    calls: list[int] = []  # the set of each
+    while made < _MOST_CALLS:
+        taken_s = time.monotonic() - begin
+        if made and taken_s > budget_s * (1 if made >= _LEAST_CALLS else _PATIENCE):
+            break
         turns = [chance.randrange(len(sets)) for _ in range(count)]
+        copied = [number for number in range(count) if chance.randrange(2)]
+        calls += turns
         taken = sorted(chance.sample(range(count), min(count, most)))
         taken_s, found = timed(
-            lambda: process.ask(asked_problem.many_results, problem.seed, turns, taken)  # noqa: B023
+            functools.partial(
+                process.ask, asked_problem.many_results, problem.seed, turns, copied, taken
+            )
         )
         for number, results in zip(taken, found, strict=True):
             place = turns[number]
@@ -430,6 +443,15 @@ def _many_calls(problem: Problem, process: Process, budget_s: float) -> int:
                 accepted[place] = results
         made += count
         count = min(2 * count, _CALLS_AT_ONCE) if taken_s < _MESSAGE_S else max(1, count // 2)
+    if not problem.changes:
+        some = sorted(chance.sample(range(made), min(made, most, _LOOKED_AT_AGAIN)))
+        found = process.ask(asked_problem.results_alive, some)
+        for number, results in zip(some, found, strict=False):
+            known = accepted[calls[number]]
+            if known is not None and not _are_equal(known, results):
+                _, bar = sets[calls[number]]
+                _judged(bar, results, f"call {number + 1} of many, looked at after {made} calls")
+    process.ask(asked_problem.keep_several, [])
     return made
 
 
