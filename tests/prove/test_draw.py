@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fuselab.errors import ArgumentError
 from fuselab.op import Case, Draw, FusedOp, Implementation, Inputs
-from fuselab.prove.draw import LARGE, LAYOUTS, VALUES, RecordedDraw, lay_out, make_values, shrink
+from fuselab.prove.draw import LARGE, LAYOUTS, VALUES, RecordedDraw, lay_out, make_values
+from fuselab.prove.shrink import shrink
 from fuselab.prove.subject import Subject
 from fuselab.runtime.signature import accepted
 
@@ -282,9 +283,29 @@ def test_large_draws_have_two_large_dimensions_or_multiples_too() -> None:
         for some in [draw(turn, turn=turn, large=4, layouts=LAYOUTS[:1], values=VALUES[:1])]
     ]
     both = [rows * columns > target for rows, columns, target in sizes if min(rows, columns) > 30]
-    assert len(both) == 16 and all(both)
-    assert {0, 11, 64, 128} < {rows % 256 for rows, _, _ in sizes}
+    assert len(both) == 27 and all(both)
+    remainders = {rows % 256 for rows, _, _ in sizes}
+    assert {0, 64, 128} < remainders and len(remainders) > 20
     assert any(columns % 4096 == 0 for _, columns, _ in sizes)
+
+
+def test_very_large_draws_exceed_what_float32_counts() -> None:
+    """In two dimensions at once, in either alone, and in one that is longer than the other."""
+    shapes = []
+    for turn in range(5):
+        some = draw(turn, turn=turn, very_large=24)
+        shapes.append((some.size(), some.size(), some.size()))
+        again = RecordedDraw(CPU, torch.float32, replay=some.choices, very_large=24)
+        assert tuple(again.size() for _ in range(3)) == shapes[-1]
+    assert all(1 << 24 < first * second <= 3 << 23 for first, second, _ in map(_smaller, shapes))
+    both, first, second, longer, wider = shapes
+    assert min(both[:2]) > 4096 and first[0] > 1 << 24 and second[1] > 1 << 24
+    assert longer[0] > 1 << 16 and wider[1] > 1 << 16 and min(longer[1], wider[0]) > 256
+
+
+def _smaller(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape without the small sizes of 1 and 2."""
+    return tuple(1 if size < 3 else size for size in shape)
 
 
 def test_layouts_begin_at_addresses_of_every_alignment() -> None:
@@ -339,7 +360,7 @@ def test_a_size_of_two_dimensions_is_no_larger_than_a_trial_can_hold() -> None:
     subject = Subject.here(op, "plain", torch.device("cpu"), torch.float32)
     drawn = [subject.draw("large", index, turn=index, large=True) for index in range(12)]
     sizes = [trial.args[0].numel() for trial in drawn if trial is not None]
-    assert len(sizes) == 12 and 1025 * 1025 <= max(sizes) <= 2048 * 2048
+    assert len(sizes) == 12 and 1025 * 1025 <= max(sizes) <= 4096 * 4096
     for index, trial in enumerate(drawn):
         assert trial is not None
         again = subject.draw("large", index, replay=trial.draw.choices, large=True)

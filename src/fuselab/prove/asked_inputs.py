@@ -60,7 +60,8 @@ def drawn(
         try:
             inputs, draw = inputs_of(options)
         except TooLargeError:  # a size stands for two dimensions, whose product is large enough
-            most = min(options["largest_size"], math.isqrt(LARGE[-1]) + 1)
+            exceeded = 1 << options["very_large"] if options["very_large"] else LARGE[-1]
+            most = min(options["largest_size"], math.isqrt(exceeded) + 1)
             inputs, draw = inputs_of({**options, "largest_size": most})
     except ArgumentError:  # the reference accepts nothing that was drawn
         return None

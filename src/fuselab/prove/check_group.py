@@ -24,6 +24,7 @@ from fuselab.prove import (
     check_outputs,
     check_torch,
     check_values,
+    check_very_large,
 )
 from fuselab.prove.held import CandidateError
 from fuselab.prove.result import Group, Result, Verdict
@@ -35,6 +36,7 @@ CHECKS: tuple[Check, ...] = (
     *check_memory.STATE_CHECKS,  # these run before anything else has called the implementation
     *check_declaration.CHECKS,
     *check_values.CHECKS,
+    *check_very_large.CHECKS,
     *check_memory.CHECKS,
     *check_inputs.CHECKS,
     *check_kinds.CHECKS,

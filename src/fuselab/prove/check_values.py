@@ -140,7 +140,7 @@ CHECKS = (
         shrink_tries=12,
     ),
     # Above 2^12, 2^16, 2^17 and 2^20 elements: many rows, wide rows.
-    Check("large", large_is_right, quick=5, full=30, turns=True, large=True, shrink_tries=4),
+    Check("large", large_is_right, quick=9, full=36, turns=True, large=True, shrink_tries=4),
     # The same with strides and with special values.
     Check(
         "large mixture",

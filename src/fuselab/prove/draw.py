@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -33,7 +33,15 @@ _SIZES: tuple[int, ...] = (
 # end at 65535, and sums that are split. Each is exceeded by the sizes drawn for it.
 LARGE = (1 << 12, 1 << 16, 1 << 17, 1 << 20)
 _SMALL = (1, 2, 3, 5, 7)
+# log2 of a number of elements up to which float32 counts one by one, and how many sixths of it the
+# first drawn size has, the second one having the rest: what a kernel does above two sizes shows
+# where both are exceeded at once.
+VERY_LARGE_BITS = 24
+_SIXTHS = (3, 6, 0, 4, 2)
 _BOTH = 3  # the place that stands for the first two sizes, which are then both large
+# The places behind it stand for the first two sizes too, one of them longer: how many of the 20
+# bits of a million elements the first one has.
+_LOPSIDED = (13, 7, 16, 4)
 _UNITS = (64, 256, 1024, 4096)  # of which large sizes are multiples, if not by chance
 # Sizes for which kernels have a path of their own: all small ones, which --quick takes too, those
 # around powers of two and around multiples of 1000.
@@ -97,6 +105,9 @@ _LARGEST_FLOAT64 = 2.0**500
 # The most elements of a drawn tensor. The sizes' product is bounded, but an operator may use one
 # size for two dimensions.
 MOST_ELEMENTS = 1 << 24
+# The most numbers that are drawn for a tensor; a larger one repeats them. A prime, so that no row,
+# block or power of two has the same numbers as another one.
+_MOST_RANDOM = 4_194_301
 
 
 class TooLargeError(ArgumentError):
@@ -121,7 +132,8 @@ class RecordedDraw:
     the sizes does), or the product of the first two, and the others small; of the first ``large``
     numbers one is taken, and no size exceeds ``largest_size``. With ``small``, all sizes are below
     10. With ``swept``, one size is of ``SWEPT``, the others are small, and choices, except between
-    names, are mostly the simplest.
+    names, are mostly the simplest. With ``very_large``, the product of the first two sizes exceeds
+    2 to that power, and the others are 1 or 2.
     """
 
     device: torch.device
@@ -137,6 +149,7 @@ class RecordedDraw:
     large: int = 0
     largest_size: int = 1 << 30
     swept: bool = False
+    very_large: int = 0
     choices: list[int] = field(default_factory=list)
     # indices into ``choices`` of the numbers that seed values
     seeds: list[int] = field(default_factory=list)
@@ -150,8 +163,13 @@ class RecordedDraw:
     _swept_size: int = 0
 
     def __post_init__(self) -> None:
-        if self.large:
-            number, place = self.below(self.large), self.below(_BOTH + 1)
+        if self.very_large:
+            place = self.below(len(_SIXTHS))
+            if self.turn is not None and self.replay is None:
+                place = self.choices[-1] = self.turn % len(_SIXTHS)
+            self.target, self._large_place = 1 << self.very_large, place
+        elif self.large:
+            number, place = self.below(self.large), self.below(_BOTH + 1 + len(_LOPSIDED))
             if self.turn is not None and self.replay is None and len(self.values) == 1:
                 number, place = self._large_turn(self.turn)
                 self.choices[-2:] = [number, place]
@@ -164,11 +182,14 @@ class RecordedDraw:
             self._swept_size, self._large_place = SWEPT[number], place
 
     def _large_turn(self, turn: int) -> tuple[int, int]:
-        """Return the number of ``LARGE`` and the place of the large size whose turn it is: every
-        fifth time both of the first two sizes, above 2^16 elements at first."""
-        if turn % 5 == 4:
-            return min(1 + turn // 5 % 3, self.large - 1), _BOTH
-        turn -= turn // 5
+        """Return the number of ``LARGE`` and the place of the large size whose turn it is: five
+        times of nine both of the first two sizes, above 2^16 elements at first."""
+        cycle, turn = divmod(turn, 9)
+        if turn == 4:
+            return min(1 + cycle % 3, self.large - 1), _BOTH
+        if turn > 4:
+            return self.large - 1, _BOTH + turn - 4
+        turn += 4 * cycle
         return turn % self.large, (turn + turn // self.large) % 3
 
     @property
@@ -193,7 +214,8 @@ class RecordedDraw:
 
     def resumed(self, state: Mapping[str, Any]) -> RecordedDraw:
         """Return this draw as another process left it, ready to draw on."""
-        return replace(self, **{**state, "large": 0, "swept": False})  # their places were drawn
+        drawn = {"large": 0, "very_large": 0, "swept": False}  # their places were
+        return replace(self, **{**state, **drawn})
 
     def twin(self) -> RecordedDraw:
         """Return a copy that draws on as this draw would, and leaves it as it is."""
@@ -221,6 +243,8 @@ class RecordedDraw:
     def size(self, *interesting: int) -> int:
         """Draw a dimension: of the list of small ones, of ``interesting``, or any number in the
         range that is left; the product of all sizes stays within ``max_numel``."""
+        if self.very_large:
+            return self._very_large_size()
         if self.target:
             return self._large_size()
         if self._swept_size:
@@ -270,6 +294,8 @@ class RecordedDraw:
             size = self._beyond(
                 math.isqrt(self.target) if not self._sizes else self.target // others
             )
+        elif self._large_place > _BOTH and self._sizes < 2:
+            size = self._lopsided_size()
         elif self._sizes == self._large_place:
             # As many rows as elements, except of a million, which are elements.
             size = self._beyond(self.target // (1 if self.target < LARGE[-1] else others))
@@ -277,6 +303,25 @@ class RecordedDraw:
             size = max(1, min(size, self.largest_size, 2 * self.target // max(self._product, 1)))
         self._sizes += 1
         self._product *= max(size, 1)
+        return size
+
+    def _lopsided_size(self) -> int:
+        """Draw one of the first two sizes, which have unequal shares of the elements."""
+        share = _LOPSIDED[self._large_place - _BOTH - 1]
+        share = 20 - share if self._sizes else share
+        bits = round((self.target.bit_length() - 1) * share / 20)
+        return (1 << bits) + 1 + self.below(min(64, 1 << max(bits - 2, 0)))
+
+    def _very_large_size(self) -> int:
+        """Draw a dimension of 1 or 2, or of the first two one above its share of the elements."""
+        sixths = _SIXTHS[self._large_place]
+        share = (sixths, 6 - sixths)[self._sizes] if self._sizes < 2 else 0
+        size = 1 + self.below(2)
+        if share:  # the next ones, or a multiple of 64
+            size = (1 << round(self.very_large * share / 6)) + (1 + self.below(63), 64)[size - 1]
+        size = min(size, self.largest_size)
+        self._sizes += 1
+        self._product *= size
         return size
 
     def _beyond(self, number: int) -> int:
@@ -333,7 +378,7 @@ class RecordedDraw:
         return self._tensor(shape, dtype, any_value=False)
 
     def _tensor(self, shape: tuple[int, ...], dtype: torch.dtype, any_value: bool) -> Tensor:
-        _refuse_too_large(shape)
+        self._refuse_too_large(shape)
         is_large = self.target > 0  # few trials are, and their layouts are left to chance
         in_turn = self._in_turn(self.layouts, always=not any_value) if not is_large else None
         layout = in_turn or self._by_chance(self.layouts)
@@ -364,7 +409,7 @@ class RecordedDraw:
         """
         if low >= high:
             raise ValueError(f"no integer lies in [{low}, {high})")
-        _refuse_too_large(shape)
+        self._refuse_too_large(shape)
         layout = self._in_turn(self.layouts)
         kind = ("any", "equal", "ends", "ascending", "counted")[self.below(5)]
         generator = torch.Generator().manual_seed(self._seed())
@@ -380,6 +425,13 @@ class RecordedDraw:
         tensor = lay_out(values.to(dtype), layout, self.device, around=low)
         self.notes.append(f"{describe(tensor)} {kind} in [{low}, {high})")
         return tensor
+
+    def _refuse_too_large(self, shape: tuple[int, ...]) -> None:
+        if math.prod(shape) > max(MOST_ELEMENTS, 5 * self.target // 2):
+            raise TooLargeError(
+                f"a tensor of {'x'.join(map(str, shape))} elements is too large for a trial; let "
+                "'draw' give fewer dimensions the same size."
+            )
 
     def _seed(self) -> int:
         """Draw the seed of the next tensor's values."""
@@ -404,18 +456,14 @@ class RecordedDraw:
         return options[place]
 
 
-def _refuse_too_large(shape: tuple[int, ...]) -> None:
-    if math.prod(shape) > MOST_ELEMENTS:
-        raise TooLargeError(
-            f"a tensor of {'x'.join(map(str, shape))} elements is too large for a trial; let "
-            "'draw' give fewer dimensions the same size."
-        )
-
-
 def make_values(kind: str, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
     """Return a contiguous CPU tensor of ``shape`` with values of ``kind`` (one of ``VALUES`` or
     ``PATTERNS``); equal seeds give equal values."""
     generator = torch.Generator().manual_seed(seed)
+    numel = math.prod(shape)
+    if numel > _MOST_RANDOM:
+        numbers = torch.randn(_MOST_RANDOM, generator=generator).to(dtype)
+        return numbers.repeat(-(-numel // _MOST_RANDOM))[:numel].view(tuple(shape))
     normal = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     if kind in PATTERNS:
         return patterned(kind, normal, dtype)
@@ -530,47 +578,3 @@ def describe(tensor: Tensor) -> str:
     if tensor.storage_offset():
         text += f" offset={tensor.storage_offset()}"
     return text
-
-
-def shrink(
-    choices: Sequence[int], fails: Callable[[Sequence[int]], Sequence[int] | None], tries: int = 80
-) -> list[int]:
-    """Return the simplest list found that still fails, after at most ``tries`` calls of ``fails``.
-
-    ``fails(list)`` replays a list and returns the choices it really used, or None when the case
-    passes (or cannot be made). Calls are counted instead of time, so that a seed repeats the
-    result.
-    """
-    best = list(choices)
-    left = tries
-
-    def attempt(candidate: list[int]) -> bool:
-        nonlocal best, left
-        if left <= 0 or candidate == best:
-            return False
-        left -= 1
-        used = fails(candidate)
-        if used is None or (len(used), list(used)) >= (len(best), best):
-            return False
-        best = list(used)
-        return True
-
-    for keep in range(0, len(best), max(1, len(best) // 4)):
-        if attempt(best[:keep]):
-            break
-    improved = True
-    while improved and left > 0:
-        improved = False
-        for place in range(len(best)):
-            if place >= len(best):
-                break
-            for lower in _lower(best[place]):
-                if attempt([*best[:place], lower, *best[place + 1 :]]):
-                    improved = True
-                    break
-    return best
-
-
-def _lower(value: int) -> list[int]:
-    """Return numbers below ``value`` worth trying, the smallest first."""
-    return sorted({0, 1, value // 2, value - 1} & set(range(value)))

@@ -205,6 +205,7 @@ class Subject:
         large: bool = False,
         small: bool = False,
         swept: bool = False,
+        very_large: int = 0,
     ) -> tuple[Any, ...]:
         """Return the arguments of ``asked_inputs.drawn`` for one trial."""
         most = min(max_numel or self.max_numel, self.max_numel)
@@ -220,6 +221,7 @@ class Subject:
             "turn": turn,
             "small": small,
             "swept": swept,
+            "very_large": very_large,
             "large": 0 if not large else 1 if self.interpreted else len(LARGE),
             "largest_size": _INTERPRETED_SIZE if self.interpreted else 1 << 30,
         }

@@ -15,7 +15,7 @@ from fuselab.op import tensors_in
 from fuselab.prove.accuracy import Bar, evaluations
 from fuselab.prove.arguments import copy_of_storage, mapped
 from fuselab.prove.asked_calls import each, with_gradients
-from fuselab.prove.draw import SMALL_SWEPT, SWEPT, shrink
+from fuselab.prove.draw import SMALL_SWEPT, SWEPT
 from fuselab.prove.held import (
     CandidateError,
     RemoteError,
@@ -26,6 +26,7 @@ from fuselab.prove.held import (
     runs_kernels,
 )
 from fuselab.prove.result import Result, Verdict
+from fuselab.prove.shrink import shrink
 from fuselab.prove.subject import Subject, Trial
 
 
@@ -82,6 +83,7 @@ class Check:
     non_empty: bool = False
     least_numel: int = 0
     large: bool = False
+    very_large: int = 0
     deep: bool = False
     swept: bool = False
     repeats: bool = False
@@ -346,12 +348,7 @@ def _drawn_together(subject: Subject, check: Check, indices: Sequence[int]) -> l
             check.name,
             indices,
             [_turn_of(subject, check, index) for index in indices],
-            layouts=check.layouts,
-            values=check.values,
-            max_numel=check.max_numel,
-            large=check.large,
-            small=check.deep,
-            swept=check.swept,
+            **_options(check),
         )
     except TargetError:
         return [_drawn(subject, check, index) for index in indices]
@@ -417,13 +414,8 @@ def _drawn(subject: Subject, check: Check, index: int) -> Trial | None:
         found = subject.draw(
             check.name,
             index + again * (1 << 20),
-            check.layouts,
-            check.values,
-            max_numel=check.max_numel,
             turn=_turn_of(subject, check, index),
-            large=check.large,
-            small=check.deep,
-            swept=check.swept,
+            **_options(check),
         )
         trial = found or trial
         if found is None or (hurried and rows_of(found) > MOST_INTERPRETED_ROWS):
@@ -468,17 +460,20 @@ def rows_of(trial: Trial) -> int:
 
 
 def _replay(subject: Subject, check: Check, choices: Sequence[int]) -> Trial | None:
-    return subject.draw(
-        check.name,
-        0,
-        check.layouts,
-        check.values,
-        replay=choices,
-        max_numel=check.max_numel,
-        large=check.large,
-        small=check.deep,
-        swept=check.swept,
-    )
+    return subject.draw(check.name, 0, replay=choices, **_options(check))
+
+
+def _options(check: Check) -> dict[str, Any]:
+    """Return the options of ``Subject.draw`` that a check's draws have."""
+    return {
+        "layouts": check.layouts,
+        "values": check.values,
+        "max_numel": check.max_numel,
+        "large": check.large and not check.very_large,
+        "small": check.deep,
+        "swept": check.swept,
+        "very_large": check.very_large,
+    }
 
 
 def _failure(

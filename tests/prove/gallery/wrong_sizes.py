@@ -122,6 +122,49 @@ def input_gradient_ends_at_262144(device: str) -> FusedOp:
     return make_op("input_gradient_ends_at_262144", device, backward=backward)
 
 
+def last_column_lost(name: str, device: str, rows: int, columns: int) -> FusedOp:
+    """Return an operator that forgets the last column where there are more rows and columns."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        width = output.shape[-1]
+        if width > columns and output.numel() // width > rows:
+            output[..., -1] = 0
+        return output
+
+    return make_op(name, device, forward)
+
+
+@caught_by("large")
+def last_column_lost_of_many_rows(device: str) -> FusedOp:
+    """Takes another path where there are many rows and they are not narrow."""
+    return last_column_lost("last_column_lost_of_many_rows", device, 8192, 100)
+
+
+@caught_by("large")
+def last_column_lost_of_wide_rows(device: str) -> FusedOp:
+    return last_column_lost("last_column_lost_of_wide_rows", device, 100, 8192)
+
+
+@caught_by("very large")
+def last_column_lost_of_many_wide_rows(device: str) -> FusedOp:
+    """Takes another path where both dimensions are above 4096."""
+    return last_column_lost("last_column_lost_of_many_wide_rows", device, 4096, 4096)
+
+
+@caught_by("very large")
+def index_in_float32(device: str) -> FusedOp:
+    """Counts elements in float32, which holds no odd number above 2^24."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        index = torch.arange(output.numel(), dtype=torch.float32, device=output.device).long()
+        index.clamp_(max=output.numel() - 1)
+        return output.view(-1)[index].view(output.shape)
+
+    return make_op("index_in_float32", device, forward)
+
+
 @caught_by("large mixture")
 def strides_forgotten_in_large_inputs(device: str) -> FusedOp:
     """Follows strides in the kernel for small inputs, and not in the one for large inputs."""
