@@ -60,8 +60,8 @@ OTHERS: dict[str, Callable[[str, str], FusedOp]] = {
 }
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # These take a second each, and show nothing about an operator that another check is about.
-SLOW = {"operator", "compile", "compiled gradients", "torch.func", "many calls", "two threads"}
-SLOW |= {"two large threads"}
+SLOW = {"operator", "compile", "compiled gradients", "torch.func", "many calls", "several threads"}
+SLOW |= {"several large threads"}
 SLOW |= {"held outputs", "leaks", "sizes", "large", "large mixture", "very large"}
 
 

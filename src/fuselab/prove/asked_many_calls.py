@@ -1,4 +1,4 @@
-"""Procedures for a candidate's process: many calls in a row, from two threads, in every grad mode.
+"""Procedures for a candidate's process: many calls, from several threads, in every grad mode.
 
 They return the results of all calls, stacked, so that the judge compares the bits.
 """

@@ -1,4 +1,4 @@
-"""Checks of many calls: thousands in a row, on slices, from two threads, in every grad mode."""
+"""Checks of many calls: thousands in a row, on slices, from several threads, in every grad mode."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def slices_are_right(subject: Subject, trial: Trial) -> Outcome:
 
 
 def threads_agree(subject: Subject, trial: Trial) -> Outcome:
-    """Check that two threads that call at once get what one thread gets.
+    """Check that three threads that call at once get what one thread gets.
 
     Each thread has inputs of its own, of equal shapes; PyTorch's own threads run below either.
     """
@@ -211,7 +211,7 @@ def large_threads_agree(subject: Subject, trial: Trial) -> Outcome:
 
 
 def _agreeing(subject: Subject, trial: Trial, kinds: Sequence[Kind], calls: int) -> Outcome:
-    several = [list(args) for args in _sets_of(subject, trial)[:2]]
+    several = [list(args) for args in _sets_of(subject, trial)]
     if len(several) < 2:
         return Outcome(untried=True)
     outcome = Outcome()
@@ -222,8 +222,10 @@ def _agreeing(subject: Subject, trial: Trial, kinds: Sequence[Kind], calls: int)
             if row is None:
                 continue
             if stacks is None or subject.op.nondeterministic is None:
-                return Outcome(f"two threads that call at once get other {kind.what} than one")
-            outcome = _extremes_judged(kind.bar(args), stacks, row, " from two threads")
+                return Outcome(
+                    f"{len(several)} threads that call at once get other {kind.what} than one"
+                )
+            outcome = _extremes_judged(kind.bar(args), stacks, row, f" from {len(several)} threads")
             if outcome.problem is not None:
                 return outcome
     return outcome
@@ -353,9 +355,9 @@ CHECKS = (
         non_empty=True,
         shrink_tries=8,
     ),
-    # Two threads get what one gets.
+    # Three threads get what one gets.
     Check(
-        "two threads",
+        "several threads",
         threads_agree,
         quick=2,
         full=6,
@@ -366,7 +368,7 @@ CHECKS = (
     ),
     # The same where kernels run long enough to meet.
     Check(
-        "two large threads",
+        "several large threads",
         large_threads_agree,
         quick=4,
         full=8,

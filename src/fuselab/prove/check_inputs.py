@@ -35,6 +35,7 @@ from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, is_hurr
 _SCALE_BITS = 64  # log2 of the factor between upstream gradients that overflow and that do not
 _HURRIED_FLOATS = 2  # other floats, with --quick under the interpreter
 _FLOAT_STEPS = 12  # factors of 4 above 16, and below a 16th, that a float is given
+_NAN_KIND = 2  # of the special values that an upstream gradient has
 _SPECIAL_SHARE = 16  # one upstream gradient's element in so many is special
 
 
@@ -354,12 +355,14 @@ def overflow_is_passed_on(subject: Subject, trial: Trial) -> Outcome:
     are bracketed decides between an infinity and NaN, and whether an infinity times zero counts, so
     less is asked than of numbers: where eager and float64 both give an infinity, the result is not
     finite; a gradient in which both have something that is not finite has something too; and what
-    is finite in all three meets the bar.
+    is finite in all three meets the bar. No bracket makes a number of NaN: where that is all an
+    upstream gradient has, a gradient has NaN wherever the bar asks for it.
     """
     places = subject.differentiable(trial.args)
+    drawn = subject.upstream(trial)
+    kinds = [(trial.draw.below(1 << 16), trial.draw.below(8)) for _ in drawn]
     upstream = tuple(
-        _with_specials(gradient, trial.draw.below(1 << 16), trial.draw.below(8))
-        for gradient in subject.upstream(trial)
+        _with_specials(gradient, *kind) for gradient, kind in zip(drawn, kinds, strict=True)
     )
     if not any(gradient.numel() for gradient in upstream):
         return Outcome(untried=True)
@@ -373,6 +376,8 @@ def overflow_is_passed_on(subject: Subject, trial: Trial) -> Outcome:
         problem = _hidden(found[number], bar.eager[number], bar.exact[number])
         if problem is not None:
             return Outcome(f"gradient of {names[place]} {problem}")
+    if all(kind % 4 == _NAN_KIND for _, kind in kinds):
+        return judged(bar, _numbers_of_eager(bar, found, count))
     return judged(bar, _finite_in_all(bar, found, count))
 
 
@@ -419,6 +424,16 @@ def _hidden(ours: Tensor | None, eager: Tensor | None, exact: Tensor | None) -> 
         where = tuple(hidden.nonzero()[0].tolist())
         return f"is {ours[where].item():.6g} at {list(where)} where eager and float64 are infinite"
     return None
+
+
+def _numbers_of_eager(bar: Bar, found: Results, count: int) -> Results:
+    """Return what was found with eager's numbers where a gradient is NaN and eager's is not."""
+    return [
+        torch.where(ours.isnan() & eager.isfinite(), eager, ours)
+        if number >= count and ours is not None and eager is not None and ours.shape == eager.shape
+        else ours
+        for number, (ours, eager) in enumerate(zip(found, bar.eager, strict=True))
+    ]
 
 
 def _finite_in_all(bar: Bar, found: Results, count: int) -> Results:
@@ -485,7 +500,7 @@ CHECKS = (
         "upstream overflow",
         overflow_is_passed_on,
         layouts=LAYOUTS,
-        quick=12,
+        quick=16,
         full=48,
         max_numel=2048,
         applies=has_gradient,

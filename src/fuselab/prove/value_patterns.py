@@ -62,6 +62,12 @@ PATTERNS: dict[str, Pattern] = {
     "positive": lambda normal, dtype: normal.abs(),
     "negative": lambda normal, dtype: -normal.abs(),
     "far from zero": _far_from_zero,
+    # As torch.rand gives them, initial weights, logits, images and measurements.
+    "uniform": lambda normal, dtype: torch.special.ndtr(normal),
+    "small": lambda normal, dtype: normal / 64,
+    "tens": lambda normal, dtype: normal * 32,
+    "bytes": lambda normal, dtype: (torch.special.ndtr(normal) * 256).floor().clamp(max=255.0),
+    "heavy tails": lambda normal, dtype: normal * (normal.square() / 4).exp(),
 }
 # Patterns that an upstream gradient may have, whose infinities are another check's subject.
 FINITE_PATTERNS = tuple(

@@ -177,3 +177,17 @@ def wrong_gradient_penalty(device: str) -> FusedOp:
 def fails_gradgradcheck(device: str) -> FusedOp:
     declared = Gradient(honest.save, _constant_sigmoid)
     return make_op("fails_gradgradcheck", device, gradient=declared)
+
+
+@caught_by("upstream overflow")
+def upstream_nan_dropped_in_the_last_row(device: str) -> FusedOp:
+    """Takes NaN for 0 in a tail; the other rows still have NaN for a loss scaler to find."""
+
+    def backward(needs: Any, grad_output: Tensor, *saved: Any) -> Any:
+        kept = grad_output.clone(memory_format=torch.contiguous_format)
+        if kept.ndim > 1 and kept.numel():
+            last = kept.view(-1, kept.shape[-1])[-1]
+            last[last.isnan()] = 0
+        return honest.backward(needs, kept, *saved)
+
+    return make_op("upstream_nan_dropped_in_the_last_row", device, backward=backward)

@@ -88,6 +88,39 @@ def wrong_far_from_zero(device: str) -> FusedOp:
 
 
 @caught_by("patterns")
+def wrong_for_bytes(device: str) -> FusedOp:
+    """Looks results up in a table where the inputs are an image's."""
+
+    def is_image(tensor: Tensor) -> bool:
+        is_whole = bool((tensor == tensor.round()).all())
+        return is_whole and bool((tensor >= 0).all()) and 100 < float(tensor.max()) < 256
+
+    return wrong_where("wrong_for_bytes", device, is_image)
+
+
+@caught_by("patterns")
+def wrong_for_numbers_below_one(device: str) -> FusedOp:
+    """Is right for the numbers of torch.randn alone."""
+
+    def is_uniform(tensor: Tensor) -> bool:
+        return bool(((tensor > 0) & (tensor < 1)).all()) and float(tensor.float().std()) > 0.2
+
+    return wrong_where("wrong_for_numbers_below_one", device, is_uniform)
+
+
+@caught_by("patterns")
+def wrong_for_heavy_tails(device: str) -> FusedOp:
+    """Scales by the largest number, beside which the others are few bits."""
+
+    def is_heavy(tensor: Tensor) -> bool:
+        size = tensor.double().abs()
+        middle = float(size.median())
+        return middle > 0.1 and 20 * middle < float(size.max()) < 1000
+
+    return wrong_where("wrong_for_heavy_tails", device, is_heavy)
+
+
+@caught_by("patterns")
 def nan_alone_is_dropped(device: str) -> FusedOp:
     """Takes a tensor of nothing but NaN for one that was never written."""
 
