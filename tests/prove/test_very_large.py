@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from gallery import honest
 from torch import Tensor
 
-from fuselab.op import Case, Draw, FusedOp, Implementation, Inputs
+from fuselab.op import Case, Draw, FusedOp, Gradient, Implementation, Inputs
 from fuselab.prove import check_group, check_very_large
 from fuselab.prove.check import check
 from fuselab.prove.result import Result, Verdict
@@ -62,6 +63,43 @@ def test_fewer_digits_above_a_million_elements_show(monkeypatch: pytest.MonkeyPa
 
     result = very_large(honest.make_op("fewer_digits", forward=forward), monkeypatch)
     assert result.verdict is Verdict.FAIL and "is off by" in str(result.reason)
+
+
+def _summed(needs: Sequence[bool], grad_output: Tensor, input: Tensor) -> tuple[Tensor | None]:
+    return (grad_output.sum(0),)
+
+
+def test_an_output_too_large_for_an_upstream_gradient_is_judged_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows of a table are much smaller than what they are repeated to."""
+
+    def repeated(input: Tensor) -> Tensor:
+        return input.unsqueeze(0) * torch.ones(40, 1, 1, dtype=input.dtype, device=input.device)
+
+    def draw(source: Draw) -> Inputs:
+        return Inputs((source.tensor(source.size(), source.size()),))
+
+    gradient = Gradient(lambda output, input: (input,), _summed)
+    op = FusedOp(
+        "very_large::repeated",
+        repeated,
+        {
+            "plain": Implementation(
+                "cpu",
+                lambda input: input.expand(40, *input.shape).clone(),
+                _summed,
+            )
+        },
+        cases=(Case.normal([(4, 4)], "boundary"),),
+        draw=draw,
+        gradient=gradient,
+        contiguous=True,
+    )
+    (large,) = (known for known in check_group.CHECKS if known.name == "large")
+    monkeypatch.setattr(check_group, "CHECKS", (replace(large, quick=6),))
+    (result,) = check(op, dtype=torch.float32, quick=True, seed=0, device="cpu").groups[0].results
+    assert (result.verdict, result.reason) == (Verdict.PASS, None)
 
 
 def test_what_takes_long_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:

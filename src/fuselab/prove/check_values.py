@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from fuselab.op import tensors_in
 from fuselab.prove.arguments import tensor_names
 from fuselab.prove.asked_calls import in_rows, joined, with_gradients
 from fuselab.prove.asked_edges import at_a_distance
 from fuselab.prove.asked_many_calls import THREADS, under_threads
-from fuselab.prove.draw import FAR_LAYOUTS, LAYOUTS, SMALL_SWEPT, SWEPT, VALUES
+from fuselab.prove.draw import FAR_LAYOUTS, LAYOUTS, SMALL_SWEPT, SWEPT, VALUES, TooLargeError
 from fuselab.prove.held import results
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
@@ -102,10 +104,14 @@ def large_is_right(subject: Subject, trial: Trial) -> Outcome:
     op, values, labels = subject.op, list(trial.args), subject.result_names(trial.args)
     places = None
     most = _MOST_FOR_GRADIENTS[subject.first or not subject.quick]
+    upstream = None
     if op.gradient is not None and numel <= most * 5 // 4:
+        with contextlib.suppress(TooLargeError):  # outputs may have far more elements than inputs
+            upstream = subject.upstream(trial)
+    if upstream is not None:
         places, names = subject.differentiable(trial.args), tensor_names(op, trial.args)
         labels += [f"gradient of {names[place]}" for place in places]
-        values.append(subject.upstream(trial))
+        values.append(upstream)
     bar = subject.bar_for(values, labels, in_rows, _JOINED, places).with_few_copies(_COPIES)
     asked = (results, *values) if places is None else (with_gradients, places, values)
     if len(trial.draw.values) > 1:  # long enough to be split among any number of threads
