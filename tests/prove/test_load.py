@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fuselab.errors import TargetError, UnknownNameError
-from fuselab.prove.load import load_op, spec_of
+from fuselab.errors import ArgumentError, TargetError, UnknownNameError
+from fuselab.prove.load import load, load_op, refuse_unknown, spec_of, spec_of_folder
 
 CONTRACT = """
 import torch
@@ -38,7 +38,7 @@ def test_library_operator_by_both_names() -> None:
     op = load_op("add_mul_activation")
     assert op.name == "fuselab::add_mul_activation"
     assert load_op("fuselab::add_mul_activation") is op
-    assert spec_of(op) == "add_mul_activation"
+    assert spec_of(op) == "fuselab::add_mul_activation"
 
 
 def test_unknown_operator_is_named_with_the_known_ones() -> None:
@@ -133,3 +133,24 @@ def test_two_files_of_one_name_do_not_meet(tmp_path: Path) -> None:
 def test_folder_that_is_no_package(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match=r"no op.py and no __init__.py"):
         load_op(f"{tmp_path}/")
+
+
+def test_name_of_the_library_and_of_a_package_here_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "softmax" / "op.py", CONTRACT + "OP = make('softmax')\n")
+    monkeypatch.chdir(tmp_path)
+    for read in (load_op, load, refuse_unknown):  # they are what every verb asks
+        with pytest.raises(ArgumentError, match=r"write \./softmax .* or fuselab::softmax"):
+            read("softmax")
+    assert spec_of_folder(Path("softmax")) == "./softmax"
+    assert load_op("./softmax").name == "mine::softmax"
+    assert load_op("fuselab::softmax").name == "fuselab::softmax"
+
+
+def test_folder_that_is_no_package_leaves_the_name_to_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "softmax").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_op("softmax").name == "fuselab::softmax"

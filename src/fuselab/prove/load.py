@@ -12,12 +12,13 @@ from unittest import mock
 
 from fuselab import ops
 from fuselab.composition import Composition
-from fuselab.errors import FuselabError, TargetError, UnknownNameError
+from fuselab.errors import ArgumentError, FuselabError, TargetError, UnknownNameError
 from fuselab.op import FusedOp
 from fuselab.prove.blanks import refuse_blanks
 from fuselab.prove.process_state import ProcessState
 
 COMPOSED = "composed.py"  # the file of a folder that holds a Composition
+_DECLARING = ("op.py", COMPOSED)  # one of them is in every package that eject or new wrote
 _changed: dict[str, list[str]] = {}  # what the import of a module changed in the process
 
 
@@ -26,9 +27,12 @@ def load_op(spec: str) -> FusedOp:
 
     ``softmax`` or ``fuselab::softmax`` is an operator of the library. ``FILE.py`` is a file with
     one public FusedOp at module level, and ``FILE.py:NAME`` picks one of several. ``DIR`` is a
-    kernel package: a folder with ``op.py`` or ``__init__.py``, whose relative imports work.
+    kernel package: a folder with ``op.py`` or ``__init__.py``, whose relative imports work. A name
+    of the library that is also a package in the working folder is refused, because its user may
+    mean either: ``./softmax`` is the package, and ``fuselab::softmax`` the library's.
 
     Raises:
+        ArgumentError: the name is that of an operator of the library and of a package here.
         UnknownNameError: no operator of the library has that name.
         TargetError: the file is missing, raises on import (the message has the exception and its
             line), or holds no FusedOp, or several (the message names them).
@@ -63,6 +67,17 @@ def refuse_unknown(spec: str) -> None:
             )
     elif not is_library_name(spec):
         raise UnknownNameError("operator", spec, ops.operators())
+    elif "::" not in spec and any((path / name).is_file() for name in _DECLARING):
+        raise ArgumentError(
+            f"'{spec}' is an operator of the library, and a package in this folder; write "
+            f"{spec_of_folder(path)} for the package, or fuselab::{spec} for the library's."
+        )
+
+
+def spec_of_folder(folder: Path) -> str:
+    """Return what a user writes for a kernel package: its path, which begins with ``./`` where it
+    would be the name of an operator of the library."""
+    return f"./{folder}" if is_library_name(str(folder)) else str(folder)
 
 
 def load(spec: str) -> FusedOp | Composition:
@@ -87,7 +102,7 @@ def spec_of(op: FusedOp) -> str | None:
     """
     for module, name in _holders(op):
         if module.__name__.startswith("fuselab.ops."):
-            return op.short_name
+            return op.name
         path = Path(module.__file__ or "")
         folder = path.name in ("op.py", "__init__.py") and bool(module.__package__)
         return f"{path.parent if folder else path}:{name}"

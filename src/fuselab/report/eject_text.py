@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from fuselab.prove.load import spec_of_folder
 
 
 def eject_text(facts: Mapping[str, Any]) -> str:
@@ -31,5 +34,6 @@ def eject_text(facts: Mapping[str, Any]) -> str:
         ]
     for name in facts["kept"]:
         lines.append(f"kept {name}, which was edited; the new one is {name}.new")
-    lines.append(f"next: fuselab check {facts['folder']} --quick")
+    spec = spec_of_folder(Path(facts["folder"]))
+    lines.append(f"next: fuselab check {spec} --quick")
     return "\n".join(lines)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from fuselab.prove.load import spec_of_folder
 from fuselab.report.screen import WIDTH
 
 
@@ -28,7 +30,8 @@ def new_text(facts: Mapping[str, Any]) -> str:
     for name in facts["kept"]:
         lines.append(f"kept {name}, which was edited; the new one is {name}.new")
     next_step = "fill in, then " if facts["blanks"] else ""
-    lines.append(f"next: {next_step}fuselab check {facts['folder']} --quick")
+    spec = spec_of_folder(Path(facts["folder"]))
+    lines.append(f"next: {next_step}fuselab check {spec} --quick")
     return "\n".join(lines)
 
 
