@@ -103,3 +103,26 @@ def test_padding_around_nothing(tmp_path: Path) -> None:
     mine, _ = op.implementations["cpp"].backward((True, False), torch.ones(3, 1, 4), *saved)
     (theirs,) = torch.autograd.grad(shifted(x, weight).sum(), x)
     torch.testing.assert_close(mine, theirs)
+
+
+def weights_of(scores, scale, shift):
+    return torch.softmax(scores * scale + shift, -1)
+
+
+@pytest.mark.parametrize("shape", [(511, 0), (0, 7), (2, 7)])
+def test_what_a_softmax_keeps_of_rows_without_elements(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The definition is what fake tensors, and so torch.compile, go through; it agrees with the
+    kernel, whose largest element of nothing is -infinity."""
+    example = (torch.ones(64, 256), torch.ones(256), torch.ones(256))
+    eject(weights_of, *example, out=tmp_path / "weighted")
+    op = load_op(str(tmp_path / "weighted"))
+    args = (torch.ones(shape), torch.ones(shape[-1]), torch.ones(shape[-1]))
+    _, *kept = op.with_residuals(op.reference(*args), args)
+    _, *ours = op.implementations["cpp"].forward(*args)
+    assert len(kept) == 2
+    for one, other in zip(kept, ours, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    if not shape[-1]:
+        assert kept[0].tolist() == [[-torch.inf]] * shape[0]

@@ -71,8 +71,8 @@ def gradient_text(package: Package) -> str:
     computed = textwrap.indent("\n".join(lines), "    ") + "\n"
     if package.kept:
         computed += f"\n\n{_residuals(package)}"
-    divides = ", quotient" if "quotient(" in computed else ""
-    imported = f"from fuselab.runtime.sweep import arithmetic_dtype{divides}"
+    helpers = [one for one in ("largest", "quotient") if re.search(rf"\b{one}\(", computed)]
+    imported = f"from fuselab.runtime.sweep import {', '.join(['arithmetic_dtype', *helpers])}"
     if captured.seed is not None:
         imported = f"from {RUNTIME} import dropout_mask\n{imported}"
     head = f'''\
@@ -204,6 +204,8 @@ def _call(node: fx.Node, names: Mapping[Any, str], sizes: Sizes) -> str:
     name = str(target)
     if target in (aten.view.default, aten._unsafe_view.default):
         name = "aten.reshape.default"  # of the example a view, of another layout a copy
+    if target is aten.amax.default:  # of a softmax, which is defined for rows of no elements
+        return f"largest({', '.join(arguments)})"
     return f"{name if name.startswith('aten.') else f'torch.ops.{name}'}({', '.join(arguments)})"
 
 

@@ -51,6 +51,19 @@ def quotient(number: float, by: float) -> float:
     return math.copysign(math.inf, number) if is_infinite else math.nan
 
 
+def largest(input: Tensor, dims: Sequence[int] = (), keepdim: bool = False) -> Tensor:
+    """Return the largest element over ``dims``, all by default, as ``torch.amax`` does; of no real
+    numbers, which that refuses, -infinity, as a kernel's loop that is left at once does."""
+    dims = dims or range(input.dim())
+    if not input.is_floating_point() or all(input.shape[dim] for dim in dims):
+        return torch.amax(input, tuple(dims), keepdim)
+    shape = [*input.shape]
+    for dim in dims:
+        shape[dim] = 1
+    empty = input.new_full(shape, -math.inf)
+    return empty if keepdim else empty.amax(tuple(dims))
+
+
 @dataclass(frozen=True)
 class Loops:
     """Loop sizes, outermost first, and for each operand its strides in elements."""
