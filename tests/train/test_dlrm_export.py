@@ -189,6 +189,22 @@ def test_predict_says_where_the_rows_are_those_of_the_training(
     assert json.loads((tmp_path / "facts.json").read_text())["trained_on"] is True
 
 
+def test_predict_knows_the_raw_rows_of_prepared_ones(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, prepared, kept = str(trained / "rows.tsv"), tmp_path / "prepared", tmp_path / "kept"
+    assert run(["data", "prepare", rows, "-o", str(prepared), "--largest-table", "100"]) == 0
+    words = ["train", "dlrm", "--data", str(prepared), "--checkpoint", str(kept), "--steps", "2"]
+    assert run([*words, "--mode", "eager", "--device", "cpu"]) == 0
+    for seen, expected in ((rows, True), (str(prepared), True), (str(tmp_path / "new.tsv"), False)):
+        (tmp_path / "new.tsv").write_text("".join(Path(rows).read_text().splitlines(True)[:50]))
+        words = ["predict", str(kept), seen, "-o", str(tmp_path / "out.txt"), "--device", "cpu"]
+        capsys.readouterr()
+        assert run([*words, "--json", str(tmp_path / "facts.json")]) == 0
+        assert ("the model was trained on rows" in capsys.readouterr().out) is expected
+        assert json.loads((tmp_path / "facts.json").read_text())["trained_on"] is expected
+
+
 def test_latency_and_wrong_calls(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

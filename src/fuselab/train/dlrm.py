@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,7 @@ class Run:
         """Return what a checkpoint keeps beside the tensors."""
         return {
             "identity": self.identity,
+            "raw data": raw_identity_of(self.plan.data),
             "position": list(position),
             "dense": asdict(dense_of(self.plan.data)),
             "plan": {**asdict(self.plan), "config": config_facts(self.model.config)},
@@ -357,8 +358,22 @@ def identity_of(path: str | None) -> str:
     if is_prepared(path):
         digest = hashlib.sha256((remote.local(path) / MANIFEST).read_bytes()).hexdigest()
         return f"prepared as {digest[:16]}"
-    files = Source.at(path).files
-    return ", ".join(f"{file.name} of {file.stat().st_size} bytes" for file in files)
+    return _listed(Source.at(path).identity())
+
+
+def raw_identity_of(path: str | None) -> str | None:
+    """Return ``identity_of`` of the raw rows from which those at ``path`` were prepared, or of the
+    rows themselves where they are raw; None where it is not known."""
+    if path is None:
+        return None
+    if not is_prepared(path):
+        return identity_of(path)
+    files = (Prepared(path).manifest.get("plan") or {}).get("files")
+    return _listed(files) if files else None
+
+
+def _listed(files: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{file['name']} of {file['bytes']} bytes" for file in files)
 
 
 def ids_of(plan: Plan) -> Ids:

@@ -22,7 +22,7 @@ from fuselab.models.dlrm_fused import FusedDlrm
 from fuselab.report.files import replacing
 from fuselab.train.captured import Captured
 from fuselab.train.checkpoint import Checkpoint, whole
-from fuselab.train.dlrm import identity_of
+from fuselab.train.dlrm import identity_of, raw_identity_of
 from fuselab.train.metrics import Metrics, metrics
 
 _ROWS = 16_384  # rows at once
@@ -50,10 +50,13 @@ def dataset(path: str, model: Dlrm, found: Checkpoint) -> Dataset:
 
 
 def was_trained_on(found: Checkpoint, path: str) -> bool:
-    """Return whether the model of ``found`` was trained on the rows at ``path``, known as
-    ``--resume`` knows them: prepared rows by their manifest, raw files by names and sizes."""
+    """Return whether the model of ``found`` was trained on the rows at ``path``: prepared rows are
+    known by their manifest, raw files by names and sizes, also those that were prepared."""
     with whole("the checkpoint"):
-        return bool(found.facts["identity"]["data"] == identity_of(path))
+        if found.facts["identity"]["data"] == identity_of(path):
+            return True
+        trained = found.facts.get("raw data")  # older checkpoints do not say it
+        return trained is not None and trained == raw_identity_of(path)
 
 
 def ids(model: Dlrm) -> Modulus | Vocabulary:
