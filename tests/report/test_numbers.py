@@ -66,6 +66,14 @@ def test_share(value: float, text: str) -> None:
     assert numbers.share(value) == text
 
 
+@pytest.mark.parametrize(
+    ("per_cent", "text"),
+    [(0.1552, "0.155"), (0.0123, "<0.1"), (1.254, "1.254"), (99.96, "99.96"), (11780, "11780")],
+)
+def test_percent_of_limit_fits_its_column(per_cent: float, text: str) -> None:
+    assert numbers.percent_of_limit(per_cent / 100) == text
+
+
 def test_the_rest() -> None:
     assert numbers.ratio(2.0) == "2.00×"
     assert numbers.rate(36.4) == "36.4 GB/s"
@@ -80,5 +88,6 @@ def test_the_rest() -> None:
     assert numbers.count(12345.0) == "12,345"
     assert numbers.count(2.5) == "2.5"
     assert numbers.count(221.37) == "221"
+    assert numbers.percent_of_limit(None) == "–"
     for spell in (numbers.share, numbers.ratio, numbers.rate, numbers.byte_count, numbers.count):
         assert spell(None) == "–"

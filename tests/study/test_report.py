@@ -118,6 +118,13 @@ def test_the_first_screen_answers_in_the_jsons_words(page: Page, facts: dict[str
         assert f"{way['title']} {numbers.duration(way['us'])}" in first
 
 
+def test_a_busy_machine_is_said_beside_the_times(facts: dict[str, Any], page: Page) -> None:
+    busy = {**facts, "waited_share": 0.42}
+    for text in (" ".join(study_text(busy).split()), Page(study_page(busy)).text):
+        assert "the machine is busy: for 42.0 % of the time threads waited" in text
+    assert "is busy" not in study_text(facts) and "is busy" not in page.text
+
+
 def test_page_screen_and_json_agree_to_the_digit(page: Page, facts: dict[str, Any]) -> None:
     screen = " ".join(study_text(facts).split())
     for way in facts["ways"]:

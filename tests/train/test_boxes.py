@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import replace
@@ -13,6 +14,7 @@ import typer
 
 from fuselab.cli.main import build_app, run
 from fuselab.errors import ArgumentError, DeviceError, FuselabError, UnknownNameError
+from fuselab.measure import machine_state
 from fuselab.ops.padded_generalized_box_iou_loss.op import OP
 from fuselab.train.boxes import LOSSES, RANGES, BoxesResult, Settings, losses_of, own_loss, train
 from fuselab.train.boxes_task import CELL, CELLS, GRID, Detector, images_and_boxes
@@ -111,7 +113,11 @@ def test_wrong_settings(settings: Settings, error: type[FuselabError], says: str
         train(settings, CPU)
 
 
-def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = contextlib.nullcontext(lambda: 0.42)
+    monkeypatch.setattr(machine_state, "waiting_share", lambda: shares)
     file = tmp_path / "result.json"
     words = "train boxes --loss cpp --mode eager --batch-size 1 --steps 1 --runs 1 --device cpu"
     assert run([*words.split(), "--json", str(file)]) == 0
@@ -120,7 +126,9 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert result["verb"] == "train boxes" and set(result["variants"][0]["ranges_us"]) == set(
         RANGES
     )
-    assert "all losses agree" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "all losses agree" in shown
+    assert result["waited_share"] == 0.42 and "busy: for 42.0 % of the time" in shown
     assert run(["train", "boxes", "--steps", "0", "--device", "cpu"]) == 2
     assert capsys.readouterr().err.splitlines() == ["fuselab: --steps is 0; give 1 or more."]
 

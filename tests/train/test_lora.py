@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import re
@@ -14,6 +15,7 @@ import torch
 
 from fuselab.cli.main import run
 from fuselab.errors import ArgumentError, MissingDependencyError, OutputError, UnknownNameError
+from fuselab.measure import machine_state
 from fuselab.nn.peft_checkpoint import load_adapters
 from fuselab.train.lora import LoraResult, Settings, train
 from fuselab.train.lora_modes import MODES, adapted, base_model, plain_logits, step_of
@@ -142,7 +144,11 @@ def test_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
         digits(CPU)
 
 
-def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = contextlib.nullcontext(lambda: 0.42)
+    monkeypatch.setattr(machine_state, "waiting_share", lambda: shares)
     file = tmp_path / "result.json"
     words = "train lora --mode eager --hidden 8 --steps 2 --rank 2 --budget 0.01 --device cpu"
     assert run([*words.split(), "--json", str(file)]) == 0
@@ -151,6 +157,7 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [mode["mode"] for mode in result["modes"]] == ["eager"]
     shown = capsys.readouterr().out
     assert "5 to 9 right" in shown and "eager" in shown
+    assert result["waited_share"] == 0.42 and "busy: for 42.0 % of the time" in shown
     assert run(["train", "lora", "--rank", "0", "--device", "cpu"]) == 2
     assert capsys.readouterr().err.splitlines() == ["fuselab: --rank is 0; give 1 or more."]
     assert run([*words.split(), "--lr", "1e30", "--steps", "4"]) == 2

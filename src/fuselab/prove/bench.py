@@ -15,11 +15,13 @@ from fuselab.device.environment import describe
 from fuselab.device.select import select as select_device
 from fuselab.errors import ArgumentError, DeviceError, FuselabError, UnknownNameError
 from fuselab.measure.fresh import allocation_is_pinned
+from fuselab.measure.machine_state import waiting_share
 from fuselab.op import Case, FusedOp, dtype_name
 from fuselab.prove.bench_providers import select
 from fuselab.prove.bench_result import Bench
 from fuselab.prove.bench_run import Run
 from fuselab.prove.bench_work import PHASES, SEED, CaseArguments, Work
+from fuselab.report.busy_text import busy_sentence
 from fuselab.runtime import fallback
 
 BUDGET_S = 3.0
@@ -80,19 +82,20 @@ def bench(
     ceilings = measured_ceilings(where)
     # an implementation that failed to build earlier must fail here, not fall back
     fallback.forget()
-    for dtype in dtypes:
-        for case in fitting_cases(op, cases, where, dtype, quick, memory_factor, skipped):
-            made = CaseArguments(op, case, where, dtype)
-            for phase in PHASES if backward else PHASES[:1]:
-                progress(f"{op.short_name}: {case.name}, {dtype_name(dtype)}, {phase}")
-                with fallback.strict():
-                    work = Work(op, case, where, dtype, phase, made)
-                    run = Run(work, chosen, ceilings, budget_s, seed, energy=not quick)
-                    groups.append(run.group())
-                ceilings = run.ceilings
-                del work, run
-                give_memory_back(where)
-            del made
+    with waiting_share() as waited:
+        for dtype in dtypes:
+            for case in fitting_cases(op, cases, where, dtype, quick, memory_factor, skipped):
+                made = CaseArguments(op, case, where, dtype)
+                for phase in PHASES if backward else PHASES[:1]:
+                    progress(f"{op.short_name}: {case.name}, {dtype_name(dtype)}, {phase}")
+                    with fallback.strict():
+                        work = Work(op, case, where, dtype, phase, made)
+                        run = Run(work, chosen, ceilings, budget_s, seed, energy=not quick)
+                        groups.append(run.group())
+                    ceilings = run.ceilings
+                    del work, run
+                    give_memory_back(where)
+                del made
     return Bench(
         operator=op.name,
         environment=describe(where),
@@ -108,7 +111,7 @@ def bench(
         ceilings=asdict(ceilings),
         groups=groups,
         skipped=skipped,
-        notes=notes_on_process(where),
+        notes=notes_on_process(where, waited()),
     )
 
 
@@ -135,8 +138,9 @@ def give_memory_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def notes_on_process(device: torch.device) -> list[str]:
-    """Return notes about this process and machine that a reader of CPU times must know."""
+def notes_on_process(device: torch.device, waited_share: float) -> list[str]:
+    """Return notes about this process and machine that a reader of CPU times must know, after
+    timings in which the process waited for a core for ``waited_share`` of its time."""
     notes = []
     if device.type == "cpu" and not allocation_is_pinned():
         notes.append(
@@ -144,12 +148,8 @@ def notes_on_process(device: torch.device) -> list[str]:
             "`fuselab bench` pins it, in Python start with "
             "MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=4294967296."
         )
-    load, threads = os.getloadavg()[0], torch.get_num_threads()
-    if device.type == "cpu" and load > threads + 1:
-        notes.append(
-            f"the machine was busy (load {load:.1f}, {threads} threads of ours): times are too long"
-        )
-    return notes
+    busy = busy_sentence(waited_share) if device.type == "cpu" else None
+    return [*notes, f"{busy}."] if busy is not None else notes
 
 
 def fitting_cases(

@@ -27,6 +27,7 @@ from fuselab.device.ceiling import Ceilings, measured_ceilings
 from fuselab.device.environment import describe
 from fuselab.device.select import select as select_device
 from fuselab.errors import ArgumentError, UnknownNameError, summary
+from fuselab.measure.machine_state import waiting_share
 from fuselab.measure.verdict import LOOKS
 from fuselab.op import FusedOp, dtype_name
 from fuselab.prove.bench import check_some_run, give_memory_back, notes_on_process
@@ -113,18 +114,19 @@ def survey(
         environment=describe(where),
         made_of=_made_of(op, where, seed, backward, providers, dtypes, space),
         points=[],
-        notes=notes_on_process(where),
+        notes=(),
     )
     phases = ("forward", "forward+backward") if backward else ("forward",)
     fallback.forget()
 
     def done(surveyed: Surveyed) -> None:
         nonlocal found
-        found = found.with_point(surveyed)
+        notes = notes_on_process(where, waited())
+        found = replace(found.with_point(surveyed), notes=notes)
         if folder is not None:
             files.write_json(folder / FILE, found.to_json())
 
-    with _place(folder):
+    with _place(folder), waiting_share() as waited:
         if folder is not None:
             found = _continued(folder, found)
         timing = _Timing(op, judged, where, chosen, measured_ceilings(where), budget_s, seed)

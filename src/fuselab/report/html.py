@@ -13,6 +13,7 @@ from typing import Any
 
 from fuselab.errors import MissingDependencyError
 from fuselab.report import numbers
+from fuselab.report.busy_text import busy_sentence
 from fuselab.report.charts import Point, memory_chart, roofline
 
 try:
@@ -49,6 +50,7 @@ def study_page(facts: Mapping[str, Any]) -> str:
         study=facts,
         roofline=_roofline(facts),
         memory=memory_chart(facts["profile"].get("memory")),
+        busy=busy_sentence(facts.get("waited_share")),
     )
 
 

@@ -30,6 +30,17 @@ def three(value: float) -> str:
     return f"{value:.{max(0, 2 - floor(log10(abs(value))))}f}"
 
 
+def percent_of_limit(share: float | None) -> str:
+    """Format a share of the limit in per cent, in five characters: 0.155, 99.96, 11780, <0.1."""
+    if share is None:
+        return NONE
+    percent = 100 * share
+    text = digits(percent)
+    if len(text) <= 5:
+        return text
+    return three(percent) if percent >= 0.1 else "<0.1"
+
+
 def duration(us: float | None) -> str:
     """Format microseconds as ns, µs, ms or s, with at most three digits in front of the point."""
     if us is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fuselab.report.busy_text import busy_note
 from fuselab.report.numbers import duration, ratio, share
 from fuselab.report.screen import bar, cut_place, folded, table
 
@@ -59,7 +60,8 @@ def _ways(facts: Facts) -> list[str]:
         )
     heading = [facts["subject"]["phase"], "time", "speed-up", "verdict", "of limit", ""]
     what = " speed-up: eager's time over a way's; the verdict compares them round by round"
-    return [*table(heading, rows, right=(1, 2, 4)), what, *notes]
+    busy = busy_note(facts.get("waited_share"))
+    return [*table(heading, rows, right=(1, 2, 4)), what, *busy, *notes]
 
 
 def _leads(facts: Facts) -> Iterator[str]:

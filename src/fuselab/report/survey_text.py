@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fuselab.measure.verdict import Outcome
 from fuselab.prove.survey_result import Judged, Survey, geometric_mean, summary_of
-from fuselab.report.numbers import NONE, digits
+from fuselab.report.numbers import NONE, digits, percent_of_limit
 from fuselab.report.screen import as_text
 from fuselab.report.tables import STYLES
 
@@ -134,7 +134,7 @@ def _points(judged: Sequence[Judged]) -> Table:
             one.point.takes.get(one.group.phase, NONE),
             _number(record.median_us if record else None),
             _number(record.host_us if record else None),
-            _percent(record.ceiling_share if record else None),
+            percent_of_limit(record.ceiling_share if record else None),
             _verdict(one),
         )
     return table
@@ -183,13 +183,6 @@ def _table(first: str, *others: str) -> Table:
     for heading in others:
         table.add_column(heading, justify="right")
     return table
-
-
-def _percent(share: float | None) -> str:
-    """Format a share for a column of 5."""
-    if share is None:
-        return NONE
-    return f"{100 * share:.3g}" if share < 1 else f"{100 * share:.0f}"
 
 
 def _number(value: float | None, factor: float = 1.0) -> str:

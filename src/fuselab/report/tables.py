@@ -13,7 +13,7 @@ from fuselab.measure.verdict import Outcome
 from fuselab.prove.bench_against import Against, Change
 from fuselab.prove.bench_result import Bench, Comparison, Group, Record
 from fuselab.prove.tune import Tried, TunedCase, Tuning
-from fuselab.report.numbers import NONE, byte_count, digits, rate
+from fuselab.report.numbers import NONE, byte_count, digits, percent_of_limit, rate
 from fuselab.report.screen import WIDTH, as_text, folded
 
 NAME_WIDTH = 16
@@ -200,9 +200,7 @@ def _spread(record: Record | Tried) -> str:
 
 
 def _share(record: Record | Tried) -> str:
-    if record.ceiling_share is None:
-        return NONE
-    return digits(100 * record.ceiling_share)
+    return percent_of_limit(record.ceiling_share)
 
 
 def _comparison(comparison: Comparison | None) -> Text:

@@ -221,6 +221,7 @@ class Study(ShownInNotebooks):
     checks: tuple[Check, ...]
     benches: tuple[Bench, ...]
     seconds: float
+    waited_share: float = 0.0  # of its time the process waited for a core, while ways were timed
     headline: Headline = field(default=Headline("", "", "", "", ""))
 
     def __str__(self) -> str:

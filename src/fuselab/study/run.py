@@ -22,6 +22,7 @@ from fuselab.inspect.profile import profile_target
 from fuselab.inspect.target_prints import muted
 from fuselab.inspect.targets import Target
 from fuselab.inspect.user_code import plain
+from fuselab.measure.machine_state import waiting_share
 from fuselab.measure.statistics import significant
 from fuselab.study.compiler import compiler_of
 from fuselab.study.conclude import conclude
@@ -84,13 +85,15 @@ def study(
         progress=progress,
     )
     rows = _replaced_rows(fused.replacements, kernels)
-    ways = time_ways(
-        target,
-        fused.model if fused.kept else None,
-        backward=backward,
-        budget_s=WAYS_BUDGET_S * scale,
-        progress=progress,
-    )
+    with waiting_share() as waited:
+        ways = time_ways(
+            target,
+            fused.model if fused.kept else None,
+            backward=backward,
+            budget_s=WAYS_BUDGET_S * scale,
+            progress=progress,
+        )
+        waited_share = significant(waited())
     progress("explain: what torch.compile makes of it")
     compiler = compiler_of(target, backward, progress)
     if limit is not None:
@@ -119,6 +122,7 @@ def study(
             progress=progress,
         ),
         seconds=significant(perf_counter() - start),
+        waited_share=waited_share,
     )
     return replace(done, headline=conclude(done))
 

@@ -61,7 +61,10 @@ def boxes(
     """
     from fuselab.device.select import select
     from fuselab.errors import ArgumentError
+    from fuselab.measure.machine_state import waiting_share
+    from fuselab.measure.statistics import significant
     from fuselab.report import files
+    from fuselab.report.busy_text import busy_note
     from fuselab.report.plots import check_plot
     from fuselab.report.result import write_result
     from fuselab.report.train_plot import step_plot
@@ -79,14 +82,19 @@ def boxes(
         check_plot(plot)
     models = tuple(dict.fromkeys(mode or MODELS))
     settings = Settings(losses, models, batch_size, steps, runs, seed, own)
-    result = train(settings, where, lambda sentence: say(f"{sentence} ..."))
+    with waiting_share() as waited:
+        result = train(settings, where, lambda sentence: say(f"{sentence} ..."))
+        waited_share = significant(waited())
     _show(result, on_gpu=where.type == "cuda")
+    for line in busy_note(waited_share):
+        print(line)
     if plot is not None:
         bars = {_named(result, one): one.ranges_us for one in result.variants}
         with files.replacing(plot) as temporary:
             step_plot("us per step, by part", bars, temporary)
         say(f"fuselab: wrote {plot}")
-    write_result(json, "train boxes", {**asdict(result), "agree": result.agree}, where)
+    facts = {**asdict(result), "agree": result.agree, "waited_share": waited_share}
+    write_result(json, "train boxes", facts, where)
     return 0 if result.agree else 1
 
 

@@ -62,13 +62,16 @@ def lora(
     """
     from fuselab.device.select import select
     from fuselab.errors import ArgumentError
+    from fuselab.measure.machine_state import waiting_share
+    from fuselab.measure.statistics import significant
     from fuselab.report import files
+    from fuselab.report.busy_text import busy_note
     from fuselab.report.plots import check_plot
     from fuselab.report.result import write_result
     from fuselab.report.train_plot import step_plot
     from fuselab.train.lora import Settings, train
     from fuselab.train.lora_modes import MODES
-    from fuselab.train.lora_own import train_own
+    from fuselab.train.lora_own import OwnLoraResult, train_own
     from fuselab.train.own import Own
 
     where = select(device)
@@ -92,19 +95,26 @@ def lora(
         say(f"{sentence} ...")
 
     result: LoraResult | OwnLoraResult
-    if own.is_any:
-        if output is not None:
-            raise ArgumentError("--output writes the adapters of the digits; leave it out.")
-        result = train_own(settings, own, where, progress)
+    if own.is_any and output is not None:
+        raise ArgumentError("--output writes the adapters of the digits; leave it out.")
+    with waiting_share() as waited:
+        if own.is_any:
+            result = train_own(settings, own, where, progress)
+        else:
+            result = train(settings, where, output, progress)
+        waited_share = significant(waited())
+    if isinstance(result, OwnLoraResult):
         _show_own(result)
     else:
-        result = train(settings, where, output, progress)
         _show(result)
+    for line in busy_note(waited_share):
+        print(line)
     if plot is not None:
         with files.replacing(plot) as temporary:
             step_plot("a training step", {one.mode: _parts(one) for one in result.modes}, temporary)
         say(f"fuselab: wrote {plot}")
-    write_result(json, "train lora", {**asdict(result), "agree": result.agree}, where)
+    facts = {**asdict(result), "agree": result.agree, "waited_share": waited_share}
+    write_result(json, "train lora", facts, where)
     return 0 if result.agree else 1
 
 
