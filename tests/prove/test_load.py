@@ -81,7 +81,7 @@ def test_file_with_a_bare_kernel_or_of_another_language(tmp_path: Path) -> None:
     spec = write(tmp_path / "bare.py", kernel)
     with pytest.raises(TargetError, match=r"fuselab new NAME --from .*bare.py:double.*tune"):
         load_op(spec)
-    with pytest.raises(TargetError, match=r"kernel.cu is no file of Python"):
+    with pytest.raises(TargetError, match=r"kernel.cu declares no operator; `fuselab new"):
         load_op(write(tmp_path / "kernel.cu", "__global__ void f() {}\n"))
 
 
@@ -154,3 +154,21 @@ def test_folder_that_is_no_package_leaves_the_name_to_the_library(
     (tmp_path / "softmax").mkdir()
     monkeypatch.chdir(tmp_path)
     assert load_op("softmax").name == "fuselab::softmax"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("kernels.cu", "`fuselab new NAME --from kernels.cu` makes a package"),
+        ("rows.tsv", "rows.tsv is no Python file"),
+    ],
+)
+def test_files_of_other_kinds_are_no_unknown_operators(
+    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / name, "")
+    monkeypatch.chdir(tmp_path)
+    for spec in (name, f"./{name}"):
+        with pytest.raises(TargetError) as refused:
+            load_op(spec)
+        assert says in str(refused.value)

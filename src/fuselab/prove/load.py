@@ -60,11 +60,18 @@ def refuse_unknown(spec: str) -> None:
     if path.is_dir() and not is_library_name(spec):
         refuse_blanks(path)
         return
-    if path.suffix == ".py" or "/" in path_text:
+    if path.suffix == ".py" or "/" in path_text or path.is_file():
         if not path.is_file():
             raise TargetError(
                 f"{path}: no such file; give FILE.py, a folder or an operator's name."
             )
+        if path.suffix == ".cu":
+            raise TargetError(
+                f"{path} declares no operator; `fuselab new NAME --from {path}` makes a package of "
+                "its kernel."
+            )
+        if path.suffix != ".py":
+            raise TargetError(f"{path} is no Python file; an operator is declared in one.")
     elif not is_library_name(spec):
         raise UnknownNameError("operator", spec, ops.operators())
     elif "::" not in spec and any((path / name).is_file() for name in _DECLARING):
