@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -335,19 +333,6 @@ def test_what_runs_on_no_such_device_is_refused_by_name(honest: FusedOp) -> None
     op = replace(honest, implementations={**honest.implementations, "elsewhere": elsewhere})
     with pytest.raises(DeviceError, match=r"elsewhere of .* would run on cuda, .* is cpu"):
         bench(op, cases=["64x64"], providers=["elsewhere", "eager"], **FAST)
-
-
-@pytest.mark.parametrize(("waited", "says"), [(0.42, "for 42.0 % of the time"), (0.05, None)])
-def test_a_busy_machine_is_known_by_what_our_threads_waited(
-    honest: FusedOp, waited: float, says: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not by the load, which counts every process of the last minute."""
-    shares = contextlib.nullcontext(lambda: waited)
-    monkeypatch.setattr(bench_module, "waiting_share", lambda: shares)
-    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 99.0, 99.0))
-    notes = " ".join(bench(honest, providers=["eager"], **FAST).notes)
-    assert ("the machine is busy" in notes) is (says is not None)
-    assert says is None or says in notes
 
 
 def test_the_public_name_is_this_function() -> None:
