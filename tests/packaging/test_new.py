@@ -273,6 +273,11 @@ __global__ void templated(const T* x, T* out, int n) {
   held[threadIdx.x] = x[n];
   out[blockIdx.x] = held[0];
 }
+template <typename T, int BLOCK>
+__global__ void looped(const T* __restrict__ x, T* __restrict__ out, int n) {
+  for (int c = threadIdx.x; c < n; c += BLOCK)
+    out[(size_t)blockIdx.x * n + c] = x[(size_t)blockIdx.x * n + c];
+}
 template <typename T, int UNROLL, bool FAST = true>
 __global__ void unrolled(const T* x, T* out, int n) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -310,6 +315,7 @@ void called(const torch::Tensor& x, torch::Tensor& out, int threads) {
         ("unsaid", ["--block", "32,2"], "(32, 2, 1)", None),
         ("templated", ["--block", "64"], "(64, 1, 1)", None),
         ("templated", ["--set", "BLOCK=128"], "(128, 1, 1)", "128 threads, as its text says"),
+        ("looped", ["--set", "BLOCK=128"], "(128, 1, 1)", "128 threads, as its text says"),
         ("unrolled", ["--set", "UNROLL=4"], "(256, 1, 1)", "takes any"),
         ("wrapped", [], "(192, 1, 1)", None),
         ("by_size", [], "(min(x.shape[1], 512), 1, 1)", None),
@@ -326,8 +332,9 @@ def test_the_block_is_what_the_file_says(
     assert f"grid, {block}, (" in " ".join(contract.split())
     notes = [one for one in json.loads(result.read_text())["guesses"] if "runs in blocks" in one]
     assert (note is None and not notes) or (len(notes) == 1 and note in notes[0])
-    constants = {"templated": f"<float,{block[1:].split(',')[0]}>", "unrolled": "<float,4,true>"}
-    assert constants.get(kernel, "") in contract
+    threads = block[1:].split(",")[0]
+    constants = dict.fromkeys(("templated", "looped"), f"<float,{threads}>")
+    assert {**constants, "unrolled": "<float,4,true>"}.get(kernel, "") in contract
 
 
 @pytest.mark.parametrize(
@@ -338,6 +345,7 @@ def test_the_block_is_what_the_file_says(
         (["templated"], "does not say how many threads a block of templated has; give --block"),
         (["unrolled"], "does not say what UNROLL of unrolled's template is; give --set UNROLL="),
         (["unrolled", "--set", "OTHER=1"], "has the constants UNROLL, FAST"),
+        (["positions", "--set", "OTHER=1"], "has no constants; leave --set out"),
         (["unrolled", "--set", "UNROLL"], "write NAME=VALUE"),
         (["positions", "--block", "32"], "says 64 threads along x; leave --block out"),
         (["bounds", "--block", "256"], "__launch_bounds__ of bounds in blocks.cu allow 128 thr"),
@@ -359,6 +367,32 @@ def test_a_block_that_the_file_does_not_say_is_asked_for(
 def test_a_block_is_for_a_cuda_kernel(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert new("made", "--from", "rows.py", "--block", "32") == 2
     assert "--block and --set are for a .cu kernel" in capsys.readouterr().err
+
+
+def test_vectors_are_refused_with_what_to_write(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("wide.cu").write_text(
+        "__global__ void wide(const float4* x, float4* out, int n) {\n"
+        "  int i = blockIdx.x * blockDim.x + threadIdx.x;\n  if (i < n) out[i] = x[i];\n}\n"
+    )
+    assert new("wide", "--from", "wide.cu") == 2
+    said = capsys.readouterr().err
+    assert "points to float4; a tensor's elements are" in said
+    assert "read vectors of them (float4, __half2) through a reinterpret_cast" in said
+    assert not Path("wide").exists()
+
+
+def test_an_argument_that_the_kernel_does_not_read_is_told(files: Path) -> None:
+    """The kernel's x and out match the reference's x; nothing of it reads the reference's y."""
+    Path("blocks.cu").write_text(BLOCKS)
+    Path("two.py").write_text(
+        "import torch\nfrom torch import Tensor\n\n\n"
+        "def two(x: Tensor, y: Tensor) -> Tensor:\n    return x + y\n\n\n"
+        "def get_inputs():\n    return [torch.ones(8), torch.ones(8)]\n"
+    )
+    made = new_package("two", "blocks.cu:any_size", "two.py:two")
+    assert "the kernel reads nothing of y" in made.facts["guesses"]
 
 
 def test_a_plain_function_is_ejected(files: Path) -> None:

@@ -120,6 +120,8 @@ def _inputs(kernel: Sequence[KernelParameter], definition: Definition, launch: L
             launch.given[one.name] = names[one.plain]
     left = [one for one in loaded if one.name not in launch.given and one.kind == INPUT]
     free = [name for name in definition.tensors if name not in launch.given.values()]
+    if free and not left:
+        launch.guesses.append(f"the kernel reads nothing of {', '.join(free)}")
     if len(left) == len(free):
         for one, name in zip(left, free, strict=True):
             launch.given[one.name] = name

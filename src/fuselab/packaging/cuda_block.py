@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,9 +79,11 @@ def _constants(path: Path, kernel: Kernel, host: HostLaunch | None, asked: Asked
     given = dict(asked.constants or {})
     for name in given:
         if name not in _names(kernel):
+            has = f"has the constants {', '.join(_names(kernel))}"
             raise ArgumentError(
-                f"--set {name}: the template of {kernel.name} in {path} has the constants "
-                f"{', '.join(_names(kernel)) or 'none'}."
+                f"--set {name}: the template of {kernel.name} in {path} {has}."
+                if _names(kernel)
+                else f"--set {name}: {kernel.name} in {path} has no constants; leave --set out."
             )
     found = {}
     for place, (kind, name, default) in enumerate(kernel.template):
@@ -166,8 +168,10 @@ def _said(kernel: Kernel) -> list[str]:
     an empty text where it takes none.
 
     Signs are positions (``blockIdx.x * TILE + threadIdx.x``), the step of a loop that begins at
-    ``threadIdx.x``, and shared memory that ``threadIdx.x`` indexes.
+    ``threadIdx.x``, and shared memory that ``threadIdx.x`` indexes. A number that the kernel takes,
+    as in ``blockIdx.x * columns + threadIdx.x``, is the length of a row, and no sign.
     """
+    taken = {one.name for one in kernel.parameters}
     body = re.sub(r"static_cast<[^<>]*>", "", kernel.body)
     body = re.sub(r"\((?:const)?\s*(?:unsigned|int|long|long long|size_t|\w+_t)\s*\)", "", body)
     body = re.sub(r"\((threadIdx\.[xyz]|blockIdx\.[xyz]|blockDim\.[xyz])\)", r"\1", body)
@@ -176,28 +180,29 @@ def _said(kernel: Kernel) -> list[str]:
         body = re.sub(rf"(?<![.\w]){name}\b(?!\s*=[^=])", value, body)
     sizes = dict(re.findall(r"__shared__\s+[\w:]+\s+(\w+)\s*((?:\[[^\]]+\]\s*)+)", body))
     body = re.sub(r"\s+", "", body)
-    return [_size_of(axis, body, sizes) for axis in "xyz"[: _axes(kernel.body)]]
+    return [_size_of(axis, body, sizes, taken) for axis in "xyz"[: _axes(kernel.body)]]
 
 
-def _size_of(axis: str, body: str, shared: Mapping[str, str]) -> str:
+def _size_of(axis: str, body: str, shared: Mapping[str, str], taken: Collection[str]) -> str:
     thread, block = rf"threadIdx\.{axis}", rf"blockIdx\.{axis}"
     for pattern in (
         rf"{block}\*{_SIZE}\+{thread}\b",
         rf"(?<![\w.]){_SIZE}\*{block}\+{thread}\b",
         rf"{thread}\+{block}\*{_SIZE}",
         rf"{thread}\+{_SIZE}\*{block}",
-        rf"for\([^;]*={thread};[^;]*;\w+\+={_SIZE}\)",
+        rf"for\([^;]*={thread};[^;]*;[\w.]+\+={_SIZE}\)",
     ):
-        found = re.search(pattern, body)
-        if found is not None and not found[1].startswith("blockDim"):
-            return str(found[1])
+        for found in re.finditer(pattern, body):
+            if found[1] not in taken and not found[1].startswith("blockDim"):
+                return str(found[1])
     for name, sizes in shared.items():
         dimensions = re.findall(r"\[([^\]]+)\]", re.sub(r"\s+", "", sizes))
         dimensions = [one.removesuffix("+1") for one in dimensions]  # against bank conflicts
         for used in re.findall(rf"\b{name}((?:\[[^\[\]]+\])+)", body):
             indices = re.findall(r"\[([^\]]+)\]", used)
             for index, size in zip(indices, dimensions, strict=False):
-                if index == f"threadIdx.{axis}" and re.fullmatch(_SIZE, size):
+                is_size = re.fullmatch(_SIZE, size) and size not in taken
+                if index == f"threadIdx.{axis}" and is_size:
                     return str(size)
     return ""
 

@@ -125,12 +125,15 @@ def _dtypes(path: Path, kernel: Kernel, code: str, block: Block) -> tuple[str, .
     fixed = tuple(dict.fromkeys(one for one in known if "int" not in one and one != "bool"))
     tried = tuple(CUDA_NAMES) if _is_template(kernel) else fixed[:1] or tuple(known[:1])
     if not tried:
+        pointed_to = ", ".join(dict.fromkeys(kernel.pointed.values())) or "nothing"
         raise TargetError(
-            f"{kernel.name} in {path} points to {', '.join(kernel.pointed.values()) or 'nothing'}; "
-            f"a tensor's elements are {', '.join(_DTYPES)}."
+            f"{kernel.name} in {path} points to {pointed_to}; a tensor's elements are "
+            f"{', '.join(_DTYPES)}. Take a pointer to elements, and read vectors of them (float4, "
+            "__half2) through a reinterpret_cast in the kernel."
         )
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "cuda_kernels.cu"
+        file = Path(folder) / path.stem / "cuda_kernels.cu"  # which a line on the screen names
+        file.parent.mkdir()
         file.write_text(code, encoding="utf-8")
         source = CudaSource(file)
         compiled, failure = [], None
