@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fuselab.prove.load import spec_of_folder
+from fuselab.report.screen import folded
 
 
 def eject_text(facts: Mapping[str, Any]) -> str:
@@ -18,14 +19,17 @@ def eject_text(facts: Mapping[str, Any]) -> str:
             loops += f"; columns {', '.join(kernel['columns'])}"
         lines += [
             f"  {kernel['name']} ({loops})",
-            f"    reads {', '.join(kernel['reads'])}; writes {', '.join(kernel['writes'])}",
+            *folded(
+                "    ", f"reads {', '.join(kernel['reads'])}; writes {', '.join(kernel['writes'])}"
+            ),
         ]
     if facts["where"]:
-        lines.append(f"  only where {' and '.join(facts['where'])}; else the reference computes")
+        where = " and ".join(facts["where"])
+        lines += folded("  ", f"only where {where}; else the reference computes")
     stays = facts.get("pytorch_calls")
     if stays:
         names = ", ".join(dict.fromkeys(call["name"] for call in stays))
-        lines.append(f"  PyTorch calls between them: {names} (page.md says why)")
+        lines += folded("  ", f"PyTorch calls between them: {names} (page.md says why)")
     whole = facts.get("whole")
     if whole:
         lines += [
