@@ -229,6 +229,44 @@ def test_compare_orders_by_what_changed(trained):
     assert gone["share"][1] is None and gone["us"][1] is None
 
 
+def lines_of(file, **texts):
+    """Return rows of lines: their number, with an n before it, and text; each later one faster."""
+    return [
+        {
+            "name": f"{file}:{number[1:]}",
+            "share": 0.5 - 0.1 * place,
+            "text": text,
+            "file": f"/code/{file}",
+            "line_number": int(number[1:]),
+        }
+        for place, (number, text) in enumerate(texts.items())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "after", "expected"),
+    [
+        # The first is edited, the second moved, a third is new; they stand in another file.
+        (
+            "new.py",
+            {"n4": "y = f(x)", "n6": "return y.sum()", "n9": "return z"},
+            {"new.py:4": "old.py:4", "new.py:6": "old.py:5", "new.py:9": None},
+        ),
+        ("old.py", {"n1": "y = x", "n2": "return y.sum()"}, {"old.py:1": "old.py:4"}),
+        # A line that is gone shares no row with another one of its number.
+        ("old.py", {"n5": "return x.sum()"}, {"old.py:5": None, "old.py:5 (before)": "old.py:5"}),
+    ],
+)
+def test_compare_pairs_lines_by_their_text(file, after, expected):
+    sides = facts_of_wall(10), facts_of_wall(10)
+    sides[0]["lines"] = lines_of("old.py", n4="y = x", n5="return y.sum()")
+    sides[1]["lines"] = lines_of(file, **after)
+    found = {row["name"]: row["before_name"] for row in compare.compare(*sides)["lines"]}
+    assert {name: found[name] for name in expected} == expected
+    text = compare_text({**compare.compare(*sides), "busy_share": [None, None]}, "old.py")
+    assert ("old.py:5 → new.py:6" in text) is (file == "new.py")
+
+
 def facts_of_wall(us, *, spread=0.01, rounds=12, device="cpu 1"):
     return {
         "step_us": us,

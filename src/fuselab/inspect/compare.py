@@ -7,7 +7,8 @@ load are shown beside it and only a difference of more than 5 % counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 from fuselab.measure.verdict import Verdict, unpaired, verdict
@@ -21,7 +22,8 @@ def compare(before: Facts, after: Facts, *, interleaved: bool = False) -> dict[s
 
     ``interleaved`` says that both were timed in the same rounds. ``verdict`` is None unless both
     sides have rounds on the same device. Rows are ordered by how many microseconds per step they
-    changed.
+    changed. A row of ``lines`` is a line of code, also where an edit or another file has moved it:
+    ``before_name`` is where it stood.
     """
     return {
         "interleaved": interleaved,
@@ -70,22 +72,62 @@ def _peak(facts: Facts) -> int | None:
 
 
 def _rows(before: Facts, after: Facts, table: str) -> list[dict[str, Any]]:
-    sides = []
-    for facts in (before, after):
-        shares: dict[str, float] = {}
-        for row in facts.get(table) or ():  # kernels of one name differ by launch size
-            shares[row["name"]] = shares.get(row["name"], 0.0) + row["share"]
-        sides.append(shares)
-    old, new = sides
+    old, new = _shares(before, table), _shares(after, table)
+    names = {name: name for name in old}  # of the row that a name of before is in
+    if table == "lines":
+        names |= _renamed_lines(before.get(table) or (), after.get(table) or ())
+    then = {names[name]: (name, share) for name, share in old.items()}
     rows = [
         {
             "name": name,
-            "share": [old.get(name), new.get(name)],
+            "before_name": then[name][0] if name in then else None,
+            "share": [then[name][1] if name in then else None, new.get(name)],
             "us": [
-                old[name] * before["step_us"] if name in old else None,
+                then[name][1] * before["step_us"] if name in then else None,
                 new[name] * after["step_us"] if name in new else None,
             ],
         }
-        for name in dict.fromkeys([*old, *new])
+        for name in dict.fromkeys([*then, *new])
     ]
     return sorted(rows, key=lambda row: -abs((row["us"][1] or 0.0) - (row["us"][0] or 0.0)))
+
+
+def _shares(facts: Facts, table: str) -> dict[str, float]:
+    shares: dict[str, float] = {}
+    for row in facts.get(table) or ():  # kernels of one name differ by launch size
+        shares[row["name"]] = shares.get(row["name"], 0.0) + row["share"]
+    return shares
+
+
+def _renamed_lines(old: Sequence[Facts], new: Sequence[Facts]) -> dict[str, str]:
+    """Return, by the name of each line before, the name of the row it shares: that of the line with
+    its text in the same file, or in the file that took its place, wherever it stands there now.
+
+    A line that has none keeps its name; with ``(before)`` behind it if another line has it now.
+    """
+    by_file = [_by_file(rows) for rows in (old, new)]
+    placed = [{row["name"] for held in files.values() for row in held} for files in by_file]
+    renamed = {name: f"{name} (before)" for name in placed[0] & placed[1]}
+    shared = [file for file in by_file[0] if file in by_file[1]]
+    gone, come = ([file for file in files if file not in shared] for files in by_file)
+    for left, right in [*zip(shared, shared, strict=True), *zip(gone, come, strict=False)]:
+        then, now = by_file[0][left], by_file[1][right]
+        matcher = SequenceMatcher(
+            None, [row["text"] for row in then], [row["text"] for row in now], autojunk=False
+        )
+        for kind, begin, end, start, stop in matcher.get_opcodes():
+            # An edited line stands where it stood, between the same neighbours.
+            if kind == "equal" or (kind == "replace" and end - begin == stop - start):
+                for one, other in zip(then[begin:end], now[start:stop], strict=True):
+                    if other["name"] not in renamed.values():
+                        renamed[one["name"]] = other["name"]
+    return renamed
+
+
+def _by_file(rows: Sequence[Facts]) -> dict[str, list[Facts]]:
+    """Return the lines of each file in its order; the file that takes most time comes first."""
+    files: dict[str, list[Facts]] = {}
+    for row in sorted(rows, key=lambda row: -row["share"]):
+        if row.get("file") is not None and row.get("text"):
+            files.setdefault(row["file"], []).append(row)
+    return {file: sorted(held, key=lambda row: row["line_number"]) for file, held in files.items()}

@@ -9,6 +9,7 @@ from fuselab.report.numbers import NONE, byte_count, duration, ratio, share, thr
 from fuselab.report.screen import cut, folded, table
 
 ROWS = 8
+NAME_WIDTH = 34  # what the other columns of a table leave
 
 
 def compare_text(facts: Mapping[str, Any], name: str) -> str:
@@ -72,6 +73,15 @@ def _pair(walls: Sequence[Mapping[str, Any]], key: str) -> str:
 
 
 def _changes(kind: str, changed: list[Mapping[str, Any]]) -> list[str]:
-    rows = [[row["name"], *map(duration, row["us"]), *map(share, row["share"])] for row in changed]
+    rows = [[_name(row), *map(duration, row["us"]), *map(share, row["share"])] for row in changed]
     columns = [kind, "before", "after", "share before", "share after"]
     return table(columns, rows, right=range(1, 5), whole=(0,) if kind == "line" else ())
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """Return a row's name, with where the line stood before if that was elsewhere."""
+    before, name = row.get("before_name"), str(row["name"])
+    if before in (None, name) or name == f"{before} (before)":
+        return name
+    both = f"{before} → {name}"
+    return both if len(both) <= NAME_WIDTH else name
