@@ -172,12 +172,13 @@ def code_lines(path: Path, comment: str) -> int:
 #   (clusters, TMA, wgmma by hand): CUDA.** It gives you the whole machine and its pitfalls.
 # - **Calls of a few microseconds: a CUDA graph** around the code that you have. No kernel is faster
 #   than its launch.
-# - **A CPU: `torch.compile`**, and C++ where that has measured slower. ATen's kernels are hard to
-#   beat.
+# - **A CPU: an operator of `fuselab.ops`** where there is one: `auto` takes its C++ where that
+#   measured faster than PyTorch. Else `torch.compile`; ATen's own loops are hard to beat.
 # - **One operation that a library has: the library.** It reads and writes the same bytes.
 #
 # Work in this order: `fuselab profile` shows whether there is anything to gain, `fuselab explain`
-# what the compiler already does, `fuselab fuse` and `bench` what is faster, `check` what is right.
+# what the compiler already does, `fuselab.fuse` in Python and `fuselab bench` what is faster,
+# `fuselab check` what is right.
 # Each was worth it somewhere on an H200:
 #
 # [figures: add_mul_activation forward float32]
