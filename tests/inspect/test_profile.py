@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
+from fuselab.cli.profile import _tensors_of
 from fuselab.errors import ArgumentError, OutputError, TargetError
 from fuselab.inspect import compare, explain_runner, targets
 from fuselab.inspect.explain import Request
@@ -284,6 +285,28 @@ def facts_of_wall(us, *, spread=0.01, rounds=12, device="cpu 1"):
             "machine": {"clock_mhz": 3000.0, "load": 0.5, "cores": 2},
         },
     }
+
+
+def test_compare_says_that_two_targets_are_not_called_alike(tmp_path):
+    facts = []
+    for name, size in (("before", 5), ("after", 6)):
+        file = tmp_path / f"{name}.py"
+        file.write_text(
+            "import torch\n\n\ndef f(x, pair):\n    return x\n\n\n"
+            f"def get_inputs():\n    return [torch.ones(4, {size}), [torch.tensor(2), 3.0]]\n"
+        )
+        held = _tensors_of(targets.load(str(file)))
+        facts.append({**facts_of_wall(9), "arguments": held})
+    assert facts[0]["arguments"] == ["4x5 float32", "0-d int64"]
+    different, same = (compare.compare(facts[0], other) for other in (facts[1], facts[0]))
+    said = " ".join(compare_text({**different, "busy_share": [None, None]}, "before.py").split())
+    assert (
+        "not the same call: before with 4x5 float32, 0-d int64; after with 4x6 float32, 0-d int64"
+        in said
+    )
+    assert "same call" not in compare_text({**same, "busy_share": [None, None]}, "before.py")
+    older = {key: value for key, value in facts[0].items() if key != "arguments"}
+    assert "same call" not in compare_text(compare.compare(older, facts[1]), "before.json")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from fuselab.cli.options import FILE, FOLDER, Device, Json, TargetData, flag, op
 
 if TYPE_CHECKING:
     from fuselab.inspect.profile import Profile
+    from fuselab.inspect.targets import Target
 
 
 def add(app: typer.Typer) -> None:
@@ -238,7 +239,10 @@ def _targets(
         for name, each in found.items()
     }
     walls = {
-        name: {"wall": significant_everywhere(asdict(wall))}
+        name: {
+            "wall": significant_everywhere(asdict(wall)),
+            "arguments": _tensors_of(found[name]),
+        }
         for name, wall in wall_times(found, backward=backward).items()
     }
     before = None
@@ -246,6 +250,20 @@ def _targets(
         before = {**profiles["before"].describe(), **walls["before"], "in_turn": True}
         before = result("profile", before, device)
     return profiles["now"], walls["now"], before
+
+
+def _tensors_of(target: Target) -> list[str]:
+    """Return the size and dtype of every tensor that the target is called with, in its order."""
+    from torch import Tensor
+
+    from fuselab import structures
+    from fuselab.op import dtype_name
+
+    return [
+        f"{'x'.join(map(str, leaf.shape)) or '0-d'} {dtype_name(leaf.dtype)}"
+        for _, leaf in structures.named([*target.args, *target.kwargs.values()], "")
+        if isinstance(leaf, Tensor)
+    ]
 
 
 def _tried(target: str, device: Any, data: str | None, backward: bool) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ def compare(before: Facts, after: Facts, *, interleaved: bool = False) -> dict[s
         "interleaved": interleaved,
         "verdict": _verdict(before, after, interleaved),
         "wall": [before.get("wall"), after.get("wall")],
+        "arguments": [before.get("arguments"), after.get("arguments")],
         "device_name": [_device_name(before), _device_name(after)],
         "step_us": [before["step_us"], after["step_us"]],
         "split": {key: [before["split"][key], after["split"][key]] for key in after["split"]},

@@ -20,6 +20,7 @@ def compare_text(facts: Mapping[str, Any], name: str) -> str:
     lines = [
         cut(f"Against {name}"),
         *_step(facts),
+        *_arguments(facts),
         f" peak memory {byte_count(facts['peak_bytes'][0])} → {byte_count(facts['peak_bytes'][1])}",
     ]
     if facts["busy_share"] != [None, None]:
@@ -63,6 +64,15 @@ def _step(facts: Mapping[str, Any]) -> Iterator[str]:
         "counts. To time both in turn, give the other TARGET: --against before.py."
     )
     yield from folded(" ", words)
+
+
+def _arguments(facts: Mapping[str, Any]) -> list[str]:
+    """Return lines that say so if the two are not called with tensors of the same sizes."""
+    before, after = facts["arguments"]
+    if before is None or after is None or before == after:
+        return []
+    then, now = (", ".join(one) or "no tensor" for one in (before, after))
+    return folded(" ", f"not the same call: before with {then}; after with {now}")
 
 
 def _pair(walls: Sequence[Mapping[str, Any]], key: str) -> str:
