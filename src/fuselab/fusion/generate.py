@@ -115,7 +115,7 @@ class Generator:
         by_name = {one.op.name: one for one in written}
         if not by_name:
             return
-        self.progress(f"compiling the kernels of {len(by_name)} chains")
+        self.progress(f"compiling the kernels of {len(by_name)} chain{'s' * (len(by_name) > 1)}")
         failed: dict[str, str | None] = {}
 
         def call(one: Written) -> None:
