@@ -45,14 +45,15 @@ class Copies:
         self.state = {key: list(value.split(sizes)) for key, value in self.whole.items()}
 
     def gradient(self, rows: Tensor, grads: Tensor) -> Tensor:
-        """Return the gradient of all copies, [rows of all, D + 1], float32.
+        """Return the gradient of all copies, [rows of all, D], float32.
 
-        ``grads`` [n, R, D] are those of the vectors of ``rows`` [n, R]. The last column is 1 for
-        a row that occurred.
+        ``grads`` [n, R, D] are those of the vectors of ``rows`` [n, R]. Adam gets one more column,
+        which is 1 for a row that occurred: the others leave a row of zeros as it is.
         """
         width, places = grads.shape[2], (rows + self.starts).flatten()
-        found = self.flat.new_zeros(len(self.flat), width + 1)
-        found[:, width].index_fill_(0, places, 1.0)
+        found = self.flat.new_zeros(len(self.flat), width + (self.name == "adam"))
+        if self.name == "adam":
+            found[:, width].index_fill_(0, places, 1.0)
         if not grads.is_cuda:
             found[:, :width].index_add_(0, places, grads.flatten(0, 1).float())
             return found
@@ -66,15 +67,14 @@ class Copies:
 
     def step(self, gradient: Tensor) -> None:
         """Take a step with the sum of all ranks' ``gradient``."""
-        grad, met = gradient[:, :-1], gradient[:, -1] > 0
         if self.name == "sgd":
-            self.flat.sub_(self.rate * grad)
+            self.flat.sub_(self.rate * gradient)
         elif self.name == "adagrad":
             # a row that did not occur has a gradient of 0, which changes neither sum nor row
-            total = self.whole["sum"].add_(grad.square().mean(1))
-            self.flat.sub_(self.rate * grad / (total.sqrt() + EPS["adagrad"])[:, None])
+            total = self.whole["sum"].add_(gradient.square().mean(1))
+            self.flat.sub_(self.rate * gradient / (total.sqrt() + EPS["adagrad"])[:, None])
         else:
-            self._adam(grad, met[:, None])
+            self._adam(gradient[:, :-1], gradient[:, -1:] > 0)
 
     def _adam(self, grad: Tensor, met: Tensor) -> None:
         """Take a step as torch.optim.SparseAdam does: rows that did not occur keep their state."""
