@@ -52,6 +52,12 @@ class CppSweeps:
             compute: the dtype of the arithmetic, float32 or float64.
             numbers: sizes that the kernel computes with.
         """
+        self._launch(name, swept, compute, numbers)
+        swept.copy_back()
+
+    def _launch(
+        self, name: str, swept: Sweep, compute: torch.dtype, numbers: Sequence[int]
+    ) -> None:
         swept.order_rows_by_result()
         tensors = [tensor for tensor in swept.tensors if tensor is not None]
         lane = "row" if _lanes_are_rows(swept) else "column"

@@ -128,6 +128,12 @@ class CudaSweeps(CudaSource):
             compute: the dtype of the arithmetic, float32 or float64.
             numbers: sizes that the kernel computes with.
         """
+        self._launch(name, swept, compute, numbers)
+        swept.copy_back()
+
+    def _launch(
+        self, name: str, swept: Sweep, compute: torch.dtype, numbers: Sequence[int]
+    ) -> None:
         reductions = self._reductions.get(name, 0)
         if not swept.rows.numel or not (reductions or swept.columns.numel):
             return

@@ -117,7 +117,8 @@ class Sweep:
             position counts stand together. At last, tensors in which a kernel computes places get
             copies with the same other axes, where none of these has more elements than a tensor
             that is read.
-        written: the results, likewise; they are dense.
+        written: the results, likewise; they are dense. Where nothing else helps, contiguous tensors
+            take their places, which ``copy_back`` copies.
         in_order: whether the kernel goes over the columns in the order of the axes, as a running
             sum does; else the loop with the smallest steps is the innermost.
         for_results: tensors of the dtypes of all floating results that are computed from what is
@@ -147,6 +148,8 @@ class Sweep:
         read = [(_readable(tensor, pattern), pattern) for tensor, pattern in read]
         self.in_order = in_order
         self.for_results = tuple(for_results)
+        self._copied_back: tuple[tuple[Tensor, Tensor], ...] = ()
+        axes = rows, columns
         self._lay_out(rows, columns, [*read, *written])
         if self._is_too_deep():
             copied = [
@@ -160,6 +163,13 @@ class Sweep:
             self._lay_out(rows, columns, [*repeated, *written])
         if self._is_too_deep():
             self._lay_out(rows, columns, [*_alike_around_positions(rows, repeated), *written])
+        if self._is_too_deep():
+            self._copied_back = tuple(
+                (tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device))
+                for tensor, _ in written
+            )
+            own = zip(self._copied_back, written, strict=True)
+            self._lay_out(*axes, [*copied, *((new, to) for (_, new), (_, to) in own)])
         if self._is_too_deep():
             raise ContractError(
                 f"the operands' layouts need {len(self.rows.sizes)} loops over rows and "
@@ -190,6 +200,11 @@ class Sweep:
 
     def _is_too_deep(self) -> bool:
         return len(self.rows.sizes) > ROW_LOOPS or len(self.columns.sizes) > COLUMN_LOOPS
+
+    def copy_back(self) -> None:
+        """Copy the results that were written elsewhere, after the launch."""
+        for result, own in self._copied_back:
+            result.copy_(own)
 
     def order_rows_by_result(self) -> None:
         """Order the loops over rows as the first result with an element for each column lies in

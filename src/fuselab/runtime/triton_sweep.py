@@ -93,6 +93,12 @@ class TritonSweeps:
             compute: the dtype of the arithmetic, float32 or float64.
             numbers: sizes that the kernel computes with.
         """
+        self._launch(name, swept, compute, numbers)
+        swept.copy_back()
+
+    def _launch(
+        self, name: str, swept: Sweep, compute: torch.dtype, numbers: Sequence[int]
+    ) -> None:
         reducing = self._reducing.get(name)
         numbers = (*numbers, *swept.steps)
         sums = reducing.sums if reducing else 0
