@@ -2,7 +2,7 @@
 
 A window's elements are a ``Choice``, at positions computed from those of the result and within the
 window. The gradient gathers too: an element sums over the windows that cover it, which are at most
-as many along a dimension as steps fit in a window.
+as many along a dimension as steps fit in a window. Where these are many, PyTorch scatters.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from fuselab.ejection.chosen import ChosenElements
 from fuselab.ejection.loops import Constant, Node, Reduction, View
 from fuselab.ejection.parts import regrouped
 from fuselab.ejection.steps import FxNode, arguments_of, number_of
+
+# Windows that cover an element, by the number of their dimensions; of more, gathering is slow.
+_MOST_COVERING = {1: 16, 2: 16, 3: 4}
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,11 @@ class Windows:
         )
         pairs = zip(reaches, self.step, strict=True)
         return tuple(sympy.Integer(-(-reach // step)) for reach, step in pairs)
+
+    @property
+    def cover_often(self) -> bool:
+        """Whether so many windows can cover an element that its gradient is not gathered."""
+        return bool(sympy.prod(self.covering) > _MOST_COVERING[self.rank])
 
 
 class Pooling(ChosenElements):
@@ -349,6 +357,8 @@ class Pooling(ChosenElements):
     def op_avg_pool2d_backward(self, node: FxNode) -> Node:
         gradient, source = self.known[node.args[0]], self.known[node.args[1]]
         windows = self.windows_of(node, source, gradient.sizes)
+        if windows.cover_often:
+            return self.averages_scattered(node, gradient, windows)
         divisor = self.divisor(node, windows, gradient.sizes)
         share = self.element(node, gradient.name, gradient.sizes, "float", "div", gradient, divisor)
         (of_windows,), is_inside = self.from_windows(node, [share], windows)
@@ -356,10 +366,37 @@ class Pooling(ChosenElements):
 
     op_avg_pool1d_backward = op_avg_pool3d_backward = op_avg_pool2d_backward
 
+    def averages_scattered(self, node: FxNode, gradient: Node, windows: Windows) -> Node:
+        """Return what PyTorch's own operator returns, which takes the sizes from a tensor."""
+        arguments = arguments_of(node)
+        options = (
+            windows.kernel,
+            windows.step,
+            windows.padding,
+            bool(arguments.get("ceil_mode", False)),
+            bool(arguments.get("count_include_pad", True)),
+            arguments.get("divisor_override"),
+        )
+        return self.call(
+            node,
+            f"torch.ops.{node.target}({{0}}.to({{2}}), "
+            "torch.empty({1}, dtype={2}, device={0}.device), "
+            f"{', '.join(map(str, options))})",
+            gradient, self.sizes_of(node), "float",
+        )  # fmt: skip
+
     def op_max_pool2d_with_indices_backward(self, node: FxNode) -> Node:
         gradient, source = self.known[node.args[0]], self.known[node.args[1]]
         place: Node = self.known[arguments_of(node)["indices"]]
         windows = self.windows_of(node, source, gradient.sizes)
+        if windows.cover_often:
+            last = f"flatten(-{windows.rank})"
+            return self.call(
+                node,
+                f"torch.zeros({{1}}, dtype={{2}}, device={{0}}.device).{last}"
+                f".scatter_add_(-1, {{3}}.{last}, {{0}}.{last}.to({{2}})).view({{1}})",
+                gradient, self.sizes_of(node), "float", place,
+            )  # fmt: skip
         (of_windows, chosen), is_inside = self.from_windows(node, [gradient, place], windows)
         sizes = of_windows.sizes
         first = len(sizes) - 2 * windows.rank
