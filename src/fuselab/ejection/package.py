@@ -89,6 +89,11 @@ class Package:
         return wanted and not any(self.returned.needs_gradient)
 
     @property
+    def has_gradient(self) -> bool:
+        """Whether there is a backward, of kernels or of a call of PyTorch alone."""
+        return bool(self.backward) or any(isinstance(one, Call) for one in self.program.gradients)
+
+    @property
     def is_unordered(self) -> bool:
         """Whether a PyTorch call adds up elements in an order that is not fixed."""
         nodes = in_order(self.program.results)
@@ -99,7 +104,7 @@ class Package:
         """Whether each output needs a gradient where the function's does, as all floating outputs
         of an operator do."""
         return tuple(
-            needs or not output.meta["val"].is_floating_point() or not self.backward
+            needs or not output.meta["val"].is_floating_point() or not self.has_gradient
             for needs, output in zip(
                 self.captured.needs_gradient, self.captured.outputs, strict=True
             )
@@ -169,7 +174,7 @@ class Package:
             argument.name
             for argument, gradient in pairs
             if gradient is None
-            and self.backward
+            and self.has_gradient
             and argument.tensor.is_floating_point()
             and argument.name not in self.frozen
         )
@@ -325,7 +330,7 @@ def planned_package(
         residuals,
         read_outputs,
     )
-    if package.backward and (both := {*package.saved} & {*captured.written}):
+    if package.has_gradient and (both := {*package.saved} & {*captured.written}):
         raise EjectError(
             f"the backward of {name} reads {' and '.join(sorted(both))}, which the forward writes "
             "over; let it return the new value."

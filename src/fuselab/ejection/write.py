@@ -58,7 +58,7 @@ def kernel_files(package: Package, languages: Sequence[str]) -> dict[str, str]:
     if "cpp" in languages:
         own = [*package.forward, *package.cpp_backward]
         files["cpu_kernels.cpp"] = emit_cpp.source(f"{name} in C++ for CPUs, {origin}", own)
-    if package.backward:
+    if package.has_gradient:
         files["gradient.py"] = formatted(gradient_text(package))
     return files
 
@@ -83,7 +83,7 @@ def test_{name}() -> None:
 
 
 def _op(package: Package) -> str:
-    parts = [_imports(package, bool(package.backward)), *launcher_parts(package, LANGUAGES)]
+    parts = [_imports(package, package.has_gradient), *launcher_parts(package, LANGUAGES)]
     parts += [text for text in (draw_text(package), autocast_text(package)) if text]
     parts += [example_case(package), declaration_text(package, LANGUAGES)]
     head = f'"""The contract of ``ejected::{package.name}``, and its launchers."""\n\n'
@@ -143,7 +143,7 @@ def call_imports(package: Package) -> list[str]:
 def gradient_import(package: Package) -> list[str]:
     """Return the line that imports the formulas of a package with a gradient."""
     names = ["gradient", *(["residuals"] if package.kept else [])]
-    return [f"from .gradient import {', '.join(names)}"] if package.backward else []
+    return [f"from .gradient import {', '.join(names)}"] if package.has_gradient else []
 
 
 def reference_import(package: Package | Cut) -> str:
@@ -289,7 +289,7 @@ def _example_shape(tensor: Tensor) -> tuple[int, ...]:
 def declaration_text(package: Package, languages: Sequence[str], around: str = "") -> str:
     """Return the text of the ``FusedOp``; ``around`` is a function that each launcher is given
     to."""
-    has_gradient = bool(package.backward)
+    has_gradient = package.has_gradient
     implementations = ""
     for name in languages:
         launchers = [f"forward_{name}", *([f"backward_{name}"] if has_gradient else [])]

@@ -40,7 +40,7 @@ def annotated(names: Sequence[str]) -> str:
 def launcher_parts(package: Package, languages: Sequence[str]) -> list[str]:
     """Return the texts of the launchers, of what the backward saves, of the gradients' shapes, and
     of ``supports``."""
-    has_gradient = bool(package.backward)
+    has_gradient = package.has_gradient
     parts = [
         _forward(package),
         *dict.fromkeys(_backwards(package, languages).values()),
@@ -80,7 +80,7 @@ def _backwards(package: Package, languages: Sequence[str]) -> dict[str, str]:
     """Return the text of the function that launches the backward, by language: of their own
     for Triton and C++ if they sum over rows beside other values, or C++ stores values for later
     kernels, and one for both if they launch the same kernels."""
-    if not package.backward:
+    if not package.has_gradient:
         return {}
     texts = dict.fromkeys(languages, _backward(package, "_backward", package.backward))
     summing: dict[str, Sequence[KernelPlan]] = {}
@@ -418,10 +418,10 @@ def triton_names(package: Package) -> list[str]:
 def _triton(package: Package) -> list[str]:
     """Return the statements that name the Triton kernels and how they reduce."""
     lines: list[str] = []
-    directions = {"_TRITON": package.forward, "_TRITON_BACKWARD": package.triton_backward}
+    directions = {"_TRITON": package.forward}
+    if package.has_gradient:
+        directions["_TRITON_BACKWARD"] = package.triton_backward
     for name, plans in directions.items():
-        if not plans:
-            continue
         lines += [
             f"{name} = TritonSweeps(",
             "    triton_kernels,",

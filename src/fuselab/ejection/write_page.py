@@ -29,7 +29,7 @@ def page_text(package: Package) -> str:
         told = " and ".join(f"`{one}`" for one in where)
         parts += ["", f"The kernels run where {told}. Else the reference computes."]
     parts += ["", "## Forward", "", *_kernels(package, package.forward)]
-    if package.backward:
+    if package.has_gradient:
         parts += ["", "## Backward", "", *_kernels(package, package.backward)]
     return "\n".join(parts) + "\n"
 
@@ -45,7 +45,7 @@ def _summary(package: Package, sizes: str) -> str:
         "|---|---|---|---|---|",
         f"| forward | {_calls(outputs)} | {before[0]:,} | {len(package.forward)} | {after[0]:,} |",
     ]
-    if package.backward:
+    if package.has_gradient:
         rows.append(
             f"| backward | {_calls(gradients - outputs)} | {before[1]:,} | "
             f"{len(package.backward)} | {after[1]:,} |"

@@ -109,7 +109,7 @@ def _init(package: Package) -> str:
 
 
 def _launchers(package: Package) -> str:
-    has_gradient, widened = bool(package.backward), autocast_text(package)
+    has_gradient, widened = package.has_gradient, autocast_text(package)
     like = "output_like" if len(package.output_names) == 1 else "outputs_like"
     signature = [*([autocast_helper(package)] if widened else []), "mismatch", like]
     declared = [*(["Differentiation"] if has_gradient else []), "Kernels", "Operator"]
@@ -144,7 +144,7 @@ def _launchers(package: Package) -> str:
 
 def _operator(package: Package) -> str:
     """Return the statement that declares the operator."""
-    has_gradient = bool(package.backward)
+    has_gradient = package.has_gradient
     kernels = ""
     for name in LANGUAGES:
         backward = f", backward_{name}" if has_gradient else ""
@@ -181,7 +181,7 @@ operator = public_function(
 
 def _op(package: Package, runtime: str) -> str:
     """Return the text of the contract for fuselab."""
-    has_gradient, drawn = bool(package.backward), draw_text(package)
+    has_gradient, drawn = package.has_gradient, draw_text(package)
     case = example_case(package)
     contract = [
         "Case",
@@ -230,7 +230,7 @@ def _test(package: Package) -> str:
     name = package.name
     values = "".join(f"            {text},\n" for text in example_values(package))
     compared = "assert_close(operator(*args), reference(*args))"
-    if package.backward:
+    if package.has_gradient:
         compared = "assert_close(_with_gradients(operator, args), _with_gradients(reference, args))"
     frozen = [place for place, one in enumerate(package.parameters) if one in package.frozen]
     is_wanted = f"place not in {frozen} and arg" if frozen else "arg"
@@ -262,4 +262,4 @@ def test_{name}() -> None:
         args = (
 {values}        )
         {compared}
-{gradients if package.backward else ""}'''
+{gradients if package.has_gradient else ""}'''

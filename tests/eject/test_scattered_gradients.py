@@ -1,0 +1,121 @@
+"""Gradients that PyTorch scatters: of windows that overlap in three dimensions, and of rows."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from comparing import compare
+from torch import Tensor
+
+from fuselab.ejection.eject import eject
+from fuselab.prove.load import load_op
+from fuselab.runtime import interpreter
+
+
+def largest(x):
+    return F.max_pool3d(F.silu(x), 3, 2, 1) * 2
+
+
+def largest_far_apart(x):
+    return torch.tanh(F.max_pool3d(x, 3, 2, 1, 2))
+
+
+def mean(x):
+    return F.avg_pool3d(F.silu(x), 3, 2, 1, ceil_mode=True, count_include_pad=False).exp()
+
+
+def sum_of_eight(x):
+    return F.avg_pool3d(x * 0.5, 2, 1, divisor_override=1)
+
+
+def mean_alone(x):
+    return F.avg_pool3d(x, 3, 2, 1)
+
+
+def rows_of(x, places):
+    return x[places]
+
+
+FUNCTIONS = (largest, largest_far_apart, mean, sum_of_eight)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
+    root = tmp_path_factory.mktemp("windows")
+
+    def folder(function: Callable[..., Any]) -> Path:
+        path = root / function.__name__
+        return path if path.exists() else eject(function, drawn((2, 3, 7, 8, 9)), out=path)
+
+    return folder
+
+
+def drawn(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_cpp(function: Callable[..., Any], folders: Callable[[Any], Path]) -> None:
+    op = load_op(str(folders(function)))
+    cpp = op.implementations["cpp"]
+    for x in (
+        drawn((2, 3, 7, 8, 9)),
+        drawn((1, 2, 5, 6, 40)),
+        drawn((2, 9, 7, 8, 3)).transpose(1, 4),
+        drawn((2, 4, 5, 6, 7)).to(memory_format=torch.channels_last_3d),
+    ):
+        compare(op, cpp.forward, cpp.backward, [x])
+
+
+@pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last_3d], ids=str)
+def test_interpreted_triton(folders: Callable[[Any], Path], format_: torch.memory_format) -> None:
+    folder = folders(largest)
+    compare(
+        load_op(str(folder)),
+        lambda *args: interpreter.run(f"{folder}/op.py:forward_triton", *args),
+        lambda *args: interpreter.run(f"{folder}/op.py:backward_triton", *args),
+        [drawn((1, 2, 5, 6, 7)).to(memory_format=format_)],
+    )
+
+
+def test_the_order_of_a_scattered_sum_is_told(folders: Callable[[Any], Path]) -> None:
+    assert "scatter_add_" in (load_op(str(folders(largest))).nondeterministic or "")
+    assert load_op(str(folders(mean))).nondeterministic is None
+
+
+def test_a_backward_without_a_kernel_of_its_own(
+    folders: Callable[[Any], Path], tmp_path: Path
+) -> None:
+    """The gradient is what one call of PyTorch returns."""
+    op = load_op(str(folders(mean_alone)))
+    assert op.gradient is not None
+    cpp = op.implementations["cpp"]
+    compare(op, cpp.forward, cpp.backward, [drawn((2, 3, 7, 8, 9))])
+    table, places = drawn((7, 5)), torch.tensor([1, 2, 2, 6])
+    op = load_op(str(eject(rows_of, table, places, out=tmp_path / "rows_of")))
+    assert op.gradient is not None
+    cpp = op.implementations["cpp"]
+    compare(op, cpp.forward, cpp.backward, [table, places])
+
+
+def test_a_standalone_backward_without_a_kernel_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "rows_alone"
+    table, places = drawn((7, 5)), torch.tensor([1, 2, 2, 6])
+    eject(rows_of, table, places, out=folder, name="rows_alone", standalone=True)
+    spec = importlib.util.spec_from_file_location(
+        "rows_alone", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["rows_alone"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    leaf = table.requires_grad_()
+    (actual,) = torch.autograd.grad(module.rows_alone(leaf, places).square().sum(), leaf)
+    (wanted,) = torch.autograd.grad(rows_of(leaf, places).square().sum(), leaf)
+    torch.testing.assert_close(actual, wanted)
