@@ -1,12 +1,48 @@
-"""Compare what a package computes with autograd in float64."""
+"""Import packages, and compare what they compute with autograd in float64."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fuselab.prove.load import load_op
+from fuselab.runtime import interpreter
+
+
+def imported(folder: Path) -> ModuleType:
+    """Return the package in a folder as a module of its own."""
+    name = f"imported_{folder.name}"
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compare_cpp(folder: Path, args: Sequence[Tensor]) -> None:
+    """Compare a package's C++ kernels."""
+    op = load_op(str(folder))
+    cpp = op.implementations["cpp"]
+    compare(op, cpp.forward, cpp.backward, args)
+
+
+def compare_interpreted(folder: Path, args: Sequence[Tensor]) -> None:
+    """Compare a package's Triton kernels, interpreted."""
+    compare(
+        load_op(str(folder)),
+        lambda *args: interpreter.run(f"{folder}/op.py:forward_triton", *args),
+        lambda *args: interpreter.run(f"{folder}/op.py:backward_triton", *args),
+        args,
+    )
 
 
 def compare(

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from comparing import compare
+from comparing import compare, compare_cpp, compare_interpreted
 from cuda_on_cpu import Emulator
 from torch import Tensor
 
 from fuselab.ejection.eject import eject
 from fuselab.prove.load import load_op
-from fuselab.runtime import interpreter
 
 
 def causal(x):
@@ -67,22 +66,14 @@ def drawn(shape: tuple[int, ...]) -> Tensor:
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_cpp(function: Callable[..., Any], folders: Callable[[Any], Path]) -> None:
-    op = load_op(str(folders(function)))
-    cpp = op.implementations["cpp"]
     for shape in SHAPES:
-        compare(op, cpp.forward, cpp.backward, [drawn(shape)])
-        compare(op, cpp.forward, cpp.backward, [drawn(shape[::-1]).transpose(0, 2)])
+        compare_cpp(folders(function), [drawn(shape)])
+        compare_cpp(folders(function), [drawn(shape[::-1]).transpose(0, 2)])
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_interpreted_triton(function: Callable[..., Any], folders: Callable[[Any], Path]) -> None:
-    folder = folders(function)
-    compare(
-        load_op(str(folder)),
-        lambda *args: interpreter.run(f"{folder}/op.py:forward_triton", *args),
-        lambda *args: interpreter.run(f"{folder}/op.py:backward_triton", *args),
-        [drawn((2, 9, 7))],
-    )
+    compare_interpreted(folders(function), [drawn((2, 9, 7))])
 
 
 def test_emulated_cuda(

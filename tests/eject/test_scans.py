@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from comparing import compare
+from comparing import compare, compare_interpreted
 from cuda_on_cpu import Emulator
 
 from fuselab.ejection.eject import eject
@@ -87,13 +87,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
 
 @pytest.mark.parametrize("function", EXAMPLES, ids=lambda function: function.__name__)
 def test_interpreted_triton(function: Callable[..., Any], folders: Callable[[Any], Path]) -> None:
-    folder = folders(function)
-    compare(
-        load_op(str(folder)),
-        lambda *args: interpreter.run(f"{folder}/op.py:forward_triton", *args),
-        lambda *args: interpreter.run(f"{folder}/op.py:backward_triton", *args),
-        [argument(function)],
-    )
+    compare_interpreted(folders(function), [argument(function)])
 
 
 def test_blocks_of_a_long_row_follow_each_other(folders: Callable[[Any], Path]) -> None:

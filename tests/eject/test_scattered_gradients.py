@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from comparing import compare
+from comparing import compare_cpp, compare_interpreted, imported
 from torch import Tensor
 
 from fuselab.ejection.eject import eject
 from fuselab.prove.load import load_op
-from fuselab.runtime import interpreter
 
 
 def largest(x):
@@ -63,26 +60,18 @@ def drawn(shape: tuple[int, ...]) -> Tensor:
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_cpp(function: Callable[..., Any], folders: Callable[[Any], Path]) -> None:
-    op = load_op(str(folders(function)))
-    cpp = op.implementations["cpp"]
     for x in (
         drawn((2, 3, 7, 8, 9)),
         drawn((1, 2, 5, 6, 40)),
         drawn((2, 9, 7, 8, 3)).transpose(1, 4),
         drawn((2, 4, 5, 6, 7)).to(memory_format=torch.channels_last_3d),
     ):
-        compare(op, cpp.forward, cpp.backward, [x])
+        compare_cpp(folders(function), [x])
 
 
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last_3d], ids=str)
 def test_interpreted_triton(folders: Callable[[Any], Path], format_: torch.memory_format) -> None:
-    folder = folders(largest)
-    compare(
-        load_op(str(folder)),
-        lambda *args: interpreter.run(f"{folder}/op.py:forward_triton", *args),
-        lambda *args: interpreter.run(f"{folder}/op.py:backward_triton", *args),
-        [drawn((1, 2, 5, 6, 7)).to(memory_format=format_)],
-    )
+    compare_interpreted(folders(largest), [drawn((1, 2, 5, 6, 7)).to(memory_format=format_)])
 
 
 def test_the_order_of_a_scattered_sum_is_told(folders: Callable[[Any], Path]) -> None:
@@ -94,27 +83,18 @@ def test_a_backward_without_a_kernel_of_its_own(
     folders: Callable[[Any], Path], tmp_path: Path
 ) -> None:
     """The gradient is what one call of PyTorch returns."""
-    op = load_op(str(folders(mean_alone)))
-    assert op.gradient is not None
-    cpp = op.implementations["cpp"]
-    compare(op, cpp.forward, cpp.backward, [drawn((2, 3, 7, 8, 9))])
     table, places = drawn((7, 5)), torch.tensor([1, 2, 2, 6])
-    op = load_op(str(eject(rows_of, table, places, out=tmp_path / "rows_of")))
-    assert op.gradient is not None
-    cpp = op.implementations["cpp"]
-    compare(op, cpp.forward, cpp.backward, [table, places])
+    rows = eject(rows_of, table, places, out=tmp_path / "rows_of")
+    for folder, args in ((folders(mean_alone), [drawn((2, 3, 7, 8, 9))]), (rows, [table, places])):
+        assert load_op(str(folder)).gradient is not None
+        compare_cpp(folder, args)
 
 
 def test_a_standalone_backward_without_a_kernel_of_its_own(tmp_path: Path) -> None:
     folder = tmp_path / "rows_alone"
     table, places = drawn((7, 5)), torch.tensor([1, 2, 2, 6])
     eject(rows_of, table, places, out=folder, name="rows_alone", standalone=True)
-    spec = importlib.util.spec_from_file_location(
-        "rows_alone", folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["rows_alone"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = imported(folder)
     leaf = table.requires_grad_()
     (actual,) = torch.autograd.grad(module.rows_alone(leaf, places).square().sum(), leaf)
     (wanted,) = torch.autograd.grad(rows_of(leaf, places).square().sum(), leaf)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
+from comparing import imported
 
 from fuselab.ejection.eject import eject
 
@@ -50,13 +48,7 @@ def run(tmp_path_factory):
     def kernels_of(function):
         if function not in made:
             path = eject(function, *EXAMPLES[function], out=folder / function.__name__)
-            name = f"ejected_{function.__name__}"
-            spec = importlib.util.spec_from_file_location(
-                name, path / "__init__.py", submodule_search_locations=[str(path)]
-            )
-            module = sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            public = getattr(module, function.__name__)
+            public = getattr(imported(path), function.__name__)
             made[function] = (
                 lambda *args: public(*args, implementation="cpp"),
                 (path / "op.py").read_text(),

@@ -1,4 +1,4 @@
-"""What an operator may do under ``torch.use_deterministic_algorithms``."""
+"""The check under ``torch.use_deterministic_algorithms``, which an operator may refuse."""
 
 from __future__ import annotations
 

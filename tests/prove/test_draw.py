@@ -384,3 +384,9 @@ def test_large_draws_of_the_interpreter_have_few_elements_in_any_dimension() -> 
         for seed in range(200)
     ]
     assert sum(size > LARGE[0] for size in sizes) > 50
+
+
+def test_a_tensor_of_many_elements_has_values_of_its_kind() -> None:
+    """Only normal numbers are repeated in place of drawing so many."""
+    assert not make_values("zeros", (1 << 22, 2), torch.float32, seed=0).any()
+    assert make_values("normal", (1 << 22, 2), torch.float32, seed=0).unique().numel() > 1

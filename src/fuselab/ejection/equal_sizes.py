@@ -21,7 +21,7 @@ def equate_sizes(graph: fx.Graph) -> None:
             continue
         tensor, dim, index = _choice(node)
         for place, (one, other) in enumerate(zip(tensor.shape, index.shape, strict=True)):
-            if place != dim % tensor.dim() and _hint(one) == _hint(other):
+            if place != dim % tensor.dim() and hint_of(one) == hint_of(other):
                 bool(one == other)  # from here on the tracer's symbols for them are the same
 
 
@@ -107,5 +107,6 @@ def _choice(node: Any) -> tuple[Tensor, int, Tensor]:
     return node.args[0].meta["val"], node.args[1], node.args[2].meta["val"]
 
 
-def _hint(size: Any) -> int:
+def hint_of(size: Any) -> int:
+    """Return a size in the example."""
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)

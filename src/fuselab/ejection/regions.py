@@ -40,6 +40,7 @@ from fuselab.ejection.calls import (
 )
 from fuselab.ejection.capture import Captured, argument_name, trace
 from fuselab.ejection.dropout import dropouts_in, drops
+from fuselab.ejection.equal_sizes import hint_of
 from fuselab.ejection.followed_dtypes import follow_dtypes, followed
 from fuselab.ejection.from_text import function_of
 from fuselab.ejection.groups import (
@@ -633,7 +634,7 @@ def _without_in_place(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
             continue
         if views.intersection(sharing) or name in ("copy_", "set_"):
             continue
-        if list(map(_hint, _value(node).shape)) != list(map(_hint, _value(target).shape)):
+        if list(map(hint_of, _value(node).shape)) != list(map(hint_of, _value(target).shape)):
             continue
         _make_new(node, name)
         for user in list(target.users):
@@ -701,12 +702,8 @@ def _signature(node: fx.Node) -> Any:
     return node.op, node.target, kind(node.args), kind(keywords), blocks_of(node), follows
 
 
-def _hint(size: Any) -> int:
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
-
-
 def _example(fake: Tensor) -> Tensor:
     """Return a tensor of the shape, strides and dtype that a fake tensor has in the example."""
-    sizes, strides = list(map(_hint, fake.shape)), list(map(_hint, fake.stride()))
+    sizes, strides = list(map(hint_of, fake.shape)), list(map(hint_of, fake.stride()))
     made = torch.empty_strided(sizes, strides, dtype=fake.dtype, device=fake.device)
     return made if fake.is_floating_point() else made.zero_()

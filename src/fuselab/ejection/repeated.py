@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fuselab.ejection.equal_sizes import hint_of
+
 _MODES = ("nearest", "nearest-exact")
 
 
@@ -80,11 +82,14 @@ def _whole_factors(
     if len(scales or output_size or ()) != len(sizes):
         return None
     if scales is not None:
-        factors = [int(scale) if scale == int(scale) else 0 for scale in scales]
+        # One that is computed from sizes differs from call to call.
+        factors = [
+            int(one) if isinstance(one, (int, float)) and one % 1 == 0 else 0 for one in scales
+        ]
     else:
         assert output_size is not None
         pairs = zip(sizes, output_size, strict=True)
-        factors = [_example(output) // max(1, _example(size)) for size, output in pairs]
+        factors = [hint_of(output) // max(1, hint_of(size)) for size, output in pairs]
         pairs = zip(sizes, output_size, strict=True)
         if not all(
             statically_known_true(output == size * factor)
@@ -99,7 +104,3 @@ def _is_exact(factor: int) -> bool:
         return False
     (step,) = struct.unpack("f", struct.pack("f", 1 / factor))
     return bool(step * factor >= 1)
-
-
-def _example(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)

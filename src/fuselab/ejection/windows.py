@@ -21,7 +21,8 @@ from fuselab.ejection.loops import Constant, Node, Reduction, View
 from fuselab.ejection.parts import regrouped
 from fuselab.ejection.steps import FxNode, arguments_of, number_of
 
-# Windows that cover an element, by the number of their dimensions; of more, gathering is slow.
+# The most windows over an element whose gradients a kernel gathers, by their dimensions; of more,
+# gathering is slower than PyTorch's scattering on a CPU.
 _MOST_COVERING = {1: 16, 2: 16, 3: 4}
 
 

@@ -105,8 +105,8 @@ _LARGEST_FLOAT64 = 2.0**500
 # The most elements of a drawn tensor. The sizes' product is bounded, but an operator may use one
 # size for two dimensions.
 MOST_ELEMENTS = 1 << 24
-# The most numbers that are drawn for a tensor; a larger one repeats them. A prime, so that no row,
-# block or power of two has the same numbers as another one.
+# The most normal numbers that are drawn for a tensor; a larger one repeats them. A prime, so that
+# no row, block or power of two has the same numbers as another one.
 _MOST_RANDOM = 4_194_301
 
 
@@ -461,8 +461,8 @@ def make_values(kind: str, shape: Sequence[int], dtype: torch.dtype, seed: int) 
     ``PATTERNS``); equal seeds give equal values."""
     generator = torch.Generator().manual_seed(seed)
     numel = math.prod(shape)
-    if numel > _MOST_RANDOM:
-        numbers = torch.randn(_MOST_RANDOM, generator=generator).to(dtype)
+    if kind == "normal" and numel > _MOST_RANDOM:
+        numbers = torch.randn(_MOST_RANDOM, generator=generator, dtype=torch.float64).to(dtype)
         return numbers.repeat(-(-numel // _MOST_RANDOM))[:numel].view(tuple(shape))
     normal = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     if kind in PATTERNS:

@@ -116,17 +116,17 @@ class Guard:
 
     def _restored(self) -> list[str]:
         replaced = []
-        before = [dict(functions) for _, functions in self._before]
+        is_of_dynamo = False
         for holder, functions in self._before:
             now = vars(holder)
             for name, value in functions.items():
                 if now.get(name) is not value:
                     if (holder, name) in _OF_DYNAMO and _is_of_dynamo(now.get(name), value):
-                        functions[name] = now[name]
+                        functions[name], is_of_dynamo = now[name], True
                         continue
                     replaced.append(f"{_name(holder)}.{name}")
                     setattr(holder, name, value)
-        if before != [functions for _, functions in self._before]:
+        if is_of_dynamo:
             self._all_of = [
                 (itemgetter(*functions), tuple(functions.values())) for _, functions in self._before
             ]
