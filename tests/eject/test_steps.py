@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fuselab
 from fuselab.ejection.package import planned_package
-from fuselab.errors import EjectError
+from fuselab.errors import EjectError, OverlapError
 from fuselab.runtime import interpreter, process_choice
 
 
@@ -92,6 +92,15 @@ STEPS: dict[Callable[..., Any], tuple[list[Any], tuple[str, ...]]] = {
 }
 
 
+INTERPRETED = """
+from .op import OP, forward_triton
+
+def results(*args):
+    returned = forward_triton(*args)
+    return OP.mutated(args) if OP.mutates else returned
+"""
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_steps_write_over_their_arguments(
     step: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -107,13 +116,123 @@ def test_steps_write_over_their_arguments(
     expected = step(*wanted)
     op = importlib.import_module(f"{name}.op").OP
     flat = torch.utils._pytree.tree_leaves(args)
-    by_kernels = interpreter.run(f"{tmp_path / name}/op.py:forward_triton", *flat)
+    (tmp_path / name / "interpreted.py").write_text(INTERPRETED)
+    by_kernels = interpreter.run(f"{tmp_path / name}/interpreted.py:results", *flat)
     by_definition = op.reference(*flat)
     torch.testing.assert_close(by_kernels, by_definition, rtol=1e-6, atol=1e-6)
     given = copy.deepcopy(args)
-    implementation = "auto" if step is momentum_step else "reference"
+    implementation = "auto" if step in (momentum_step, amsgrad_step) else "reference"
     found = ejected(*given, implementation=implementation)
     torch.testing.assert_close((found, given), (expected, wanted))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("step", [momentum_step, adamw_step, amsgrad_step])
+@pytest.mark.parametrize("implementation", ["triton", "cuda"])
+def test_steps_on_a_gpu(
+    step: Callable[..., Any], implementation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice, because the second call has a launch plan; the second tensor of each list has
+    gaps."""
+    args, _ = STEPS[step]
+    name = f"{step.__name__}_by_{implementation}"
+    fuselab.eject(step, *copy.deepcopy(args), out=tmp_path / name, name=name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ejected = getattr(importlib.import_module(name), name)
+    wanted = torch.utils._pytree.tree_map(lambda one: one.cuda(), args)
+    given = torch.utils._pytree.tree_map(
+        lambda one: one.repeat_interleave(2, -1)[..., ::2] if one.dim() == 1 else one.clone(),
+        wanted,
+    )
+    addresses = [one.data_ptr() for one in torch.utils._pytree.tree_leaves(given)]
+    for _ in range(2):
+        step(*wanted)
+        ejected(*given, implementation=implementation)
+    torch.testing.assert_close(given, wanted)
+    assert [one.data_ptr() for one in torch.utils._pytree.tree_leaves(given)] == addresses
+
+
+def transposed_step(param: Tensor, grad: Tensor) -> None:
+    param.sub_(grad * param.t())
+
+
+def normed_step(param: Tensor, total: Tensor) -> None:
+    """The sum of all elements is that of the old ones."""
+    total.add_(param.sum())
+    param.mul_(2)
+
+
+def crossed_step(first: Tensor, second: Tensor) -> None:
+    """The second kernel reads what the first has written over."""
+    old = first.clone()
+    first.add_(1)
+    second.copy_(old[:1] * 3)
+
+
+def negating_step(first: Tensor, second: Tensor) -> None:
+    first.neg_()
+    second.neg_()
+
+
+WRITTEN_IN_PLACE: list[tuple[Callable[..., Any], list[Any], bool]] = [
+    *((step, STEPS[step][0], True) for step in (momentum_step, adamw_step, amsgrad_step)),
+    *((step, STEPS[step][0], False) for step in (row_wise_adagrad_step, clip)),
+    (transposed_step, [drawn(4, 4), drawn(4, 4)], False),
+    (normed_step, [drawn(4, 5), drawn(1)], False),
+    (crossed_step, [drawn(4), drawn(1)], False),
+    (negating_step, [drawn(4, 5), drawn(3)], True),
+]
+
+
+@pytest.mark.parametrize(("step", "args", "in_place"), WRITTEN_IN_PLACE)
+def test_kernels_write_in_place_where_nothing_reads_the_old_value_later(
+    step: Callable[..., Any], args: list[Any], in_place: bool
+) -> None:
+    package = planned_package(step, copy.deepcopy(args), {}, "step")
+    assert package.in_place is in_place
+    assert package.operator_name == ("ejected::step_" if in_place else "ejected::step")
+
+
+@pytest.mark.parametrize("step", [transposed_step, normed_step, crossed_step])
+def test_old_values_that_are_read_later_are_kept(
+    step: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = next(held for one, held, _ in WRITTEN_IN_PLACE if one is step)
+    name = f"kept_{step.__name__}"
+    fuselab.eject(step, *copy.deepcopy(args), out=tmp_path / name, name=name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given, wanted = copy.deepcopy(args), copy.deepcopy(args)
+    getattr(importlib.import_module(name), name)(*given)
+    step(*wanted)
+    torch.testing.assert_close(given, wanted)
+
+
+def test_tensors_of_lists_share_a_kernel_named_after_the_lists(tmp_path: Path) -> None:
+    fuselab.eject(
+        momentum_step, *copy.deepcopy(STEPS[momentum_step][0]), out=tmp_path / "step", name="step"
+    )
+    kernels = (tmp_path / "step" / "triton_kernels.py").read_text()
+    assert kernels.count("@triton.jit") == 1
+    assert "new_params = params - lr * add" in kernels
+    for name, mark in (("cuda_kernels.cu", "__global__"), ("cpu_kernels.cpp", "void ")):
+        assert (tmp_path / "step" / name).read_text().count(mark) == 1
+    assert (tmp_path / "step" / "op.py").read_text().count('sweeps.run("step", swept') == 3
+    assert "is launched 3 times" in (tmp_path / "step" / "page.md").read_text()
+
+
+def test_kernels_of_other_numbers_share_nothing() -> None:
+    package = planned_package(amsgrad_step, copy.deepcopy(STEPS[amsgrad_step][0]), {}, "step")
+    assert [plan.code for plan in package.forward] == [None] * 3
+
+
+def test_a_tensor_given_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager PyTorch would step twice."""
+    args = copy.deepcopy(STEPS[momentum_step][0])
+    fuselab.eject(momentum_step, *copy.deepcopy(args), out=tmp_path / "twice", name="twice")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    args[0][1] = args[2][1]
+    with pytest.raises(OverlapError, match="cannot write over memory that another"):
+        importlib.import_module("twice").twice(*args)
 
 
 def centred_step(

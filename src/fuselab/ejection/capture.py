@@ -611,6 +611,10 @@ def _captured(
         if isinstance(node.meta["val"], Tensor)
     ]
     arguments.sort(key=_in_users_order(given, names))
+    # The graph has new values in the order in which Dynamo met the arguments.
+    values = dict(zip(written, results, strict=False))
+    written = [one.name for one in arguments if one.name in values]
+    new_values = [values[one] for one in written]
     found = dict(zip(primals, results[count:], strict=False))
     gradients = [found.get(argument.node) for argument in arguments]
     equate_sizes(joint.graph)
@@ -624,7 +628,7 @@ def _captured(
         joint.graph,
         traced,
         tuple(arguments),
-        (*results[len(written) : count], *results[: len(written)]),
+        (*results[len(written) : count], *new_values),
         upstream,
         tuple(gradients),
         {symbol: place for symbol, place in sizes.items() if symbol not in equal},

@@ -52,7 +52,7 @@ from fuselab.ejection.loops import (
     walk,
 )
 from fuselab.ejection.picks import Pick, is_number, pick_of
-from fuselab.ejection.plan import KernelPlan, Namer, Operand
+from fuselab.ejection.plan import KernelPlan, Namer, Operand, with_code
 from fuselab.errors import EjectError
 
 MOST_PHASES = 8  # in which rows are taken where their positions are divided
@@ -65,7 +65,7 @@ _OF_MASKS = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}
 def source(title: str, plans: Sequence[KernelPlan]) -> str:
     """Return the text of ``cpu_kernels.cpp``. Raises EjectError for a name that C++ does not
     allow."""
-    kernels = "\n\n".join(_Kernel(plan).text() for plan in plans)
+    kernels = "\n\n".join(_Kernel(plan).text() for plan in with_code(plans))
     headers = ["cpu_sweep.h", *(["cpu_dropout.h"] if "math::kept<" in kernels else [])]
     included = "\n".join(f'#include "{name}"' for name in sorted(headers))
     return f"// {title}\n\n{included}\n\nnamespace kernels {{\n\n{kernels}\n\n}}\n"

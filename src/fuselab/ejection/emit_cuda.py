@@ -22,7 +22,7 @@ from fuselab.ejection.loops import (
     element_kind,
     walk,
 )
-from fuselab.ejection.plan import KernelPlan, Operand
+from fuselab.ejection.plan import KernelPlan, Operand, with_code
 
 _TYPES: dict[Kind, str] = {"float": "Real", "int": "int64_t", "bool": "bool"}
 _INSIDE = re.compile(r"(?<=[(,]) ?\{(\d)\}(?=[,)])")
@@ -61,7 +61,7 @@ _TILING = """\
 
 def source(title: str, plans: Sequence[KernelPlan]) -> str:
     """Return the text of ``cuda_kernels.cu``."""
-    kernels = "\n".join(_Kernel(plan).text() for plan in plans)
+    kernels = "\n".join(_Kernel(plan).text() for plan in with_code(plans))
     headers = [*(["cuda_dropout.h"] if "philox::kept(" in kernels else []), "cuda_sweep.h"]
     included = "\n".join(f'#include "{name}"' for name in reversed(headers))
     return f"// {title}\n//\n{_TILING}\n{included}\n\n{kernels}"

@@ -15,7 +15,7 @@ from fuselab.ejection.loops import (
     Size,
     element_kind,
 )
-from fuselab.ejection.plan import KERNEL_FUNCTIONS, KernelPlan
+from fuselab.ejection.plan import KERNEL_FUNCTIONS, KernelPlan, with_code
 from fuselab.ejection.triton_functions import (
     Function,
     Rows,
@@ -29,7 +29,7 @@ from fuselab.ejection.triton_sums import SummingColumns, SummingRows, SumsOfShar
 
 def source(title: str, plans: Sequence[KernelPlan]) -> str:
     """Return the text of ``triton_kernels.py``."""
-    functions = [function for plan in plans for function in _functions(plan)]
+    functions = [function for plan in with_code(plans) for function in _functions(plan)]
     whole = "\n\n\n".join(function.text() for function in functions)
     return "\n".join([f'"""{title}"""', "", *imports(whole), "", "", ""]) + whole + "\n"
 

@@ -11,6 +11,7 @@ import sympy
 import torch
 from torch import Tensor
 
+from fuselab.ejection.alike import sharing_code
 from fuselab.ejection.capture import (
     Captured,
     argument_name,
@@ -59,10 +60,16 @@ class Package:
     residuals: tuple[Residual, ...]  # what the forward keeps for the backward
     # The outputs that the backward reads, with their places among all.
     read_outputs: tuple[tuple[int, Input], ...] = ()
+    in_place: bool = False  # whether the kernels write over the arguments themselves
 
     @property
     def name(self) -> str:
         return self.captured.name
+
+    @property
+    def operator_name(self) -> str:
+        """The name under which PyTorch knows the operator."""
+        return f"ejected::{self.name}{'_' if self.in_place else ''}"
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -252,7 +259,7 @@ class Package:
         """Return the facts for JSON: each kernel with its loops, what it reads and writes."""
         kernels = [
             {
-                "name": plan.name,
+                "name": plan.launched,
                 "rows": [plan.axis_names[axis] for axis in plan.kernel.row_axes],
                 "columns": [plan.axis_names[axis] for axis in plan.kernel.column_axes],
                 "reads": [operand.name for operand in plan.loads],
@@ -260,7 +267,7 @@ class Package:
             }
             for plan in (*self.forward, *self.backward)
         ]
-        return {"operator": f"ejected::{self.name}", "kernels": kernels}
+        return {"operator": self.operator_name, "kernels": kernels}
 
 
 def planned_package(
@@ -335,7 +342,40 @@ def planned_package(
             f"the backward of {name} reads {' and '.join(sorted(both))}, which the forward writes "
             "over; let it return the new value."
         )
-    return package
+    if not writes_in_place(package):
+        return package
+    return replace(package, in_place=True, forward=sharing_code(forward, captured, sizes, names))
+
+
+def writes_in_place(package: Package) -> bool:
+    """Return whether the kernels can write new values where the old ones are: the function returns
+    nothing else, as the step of an optimizer, and no element is read after it is written.
+
+    Every new value is that of a kernel without reductions, which reads the old one at the same
+    position or not at all, and neither a later kernel nor a PyTorch call reads the old one.
+    """
+    if not package.captured.written or package.returned.results or package.has_gradient:
+        return False
+    if package.captured.seed is not None or package.residuals:
+        return False
+    written = dict(zip(package.program.outputs, package.captured.written, strict=True))
+    done: set[str] = set()
+    for plan in package.forward:
+        stored = {written[one.node]: one for one in plan.stored if one.node in written}
+        for one in plan.loads:
+            if one.node is None:
+                continue
+            behind = list(behind_calls(one.node))
+            names = {node.name for node in behind if isinstance(node, Input)}
+            if names & done or (len(behind) > 1 and names & set(written.values())):
+                return False
+            for name in names & stored.keys():
+                if one.node is not behind[-1] or one.pattern != stored[name].pattern:
+                    return False
+        if stored and (plan.has_columns or plan.sums):
+            return False
+        done |= stored.keys()
+    return done == set(written.values())
 
 
 def captured_both_ways(

@@ -128,8 +128,14 @@ class KernelPlan:
     stores: Mapping[Node, Expression]
     sums: frozenset[Node] = frozenset()
     deviations: Mapping[Reduced, Reduced] = field(default_factory=dict)
+    code: str | None = None  # the name of the kernel whose code it shares, where it has none
     _depths: dict[Expression, int] = field(default_factory=dict)
     _axes: dict[Expression, frozenset[Axis]] = field(default_factory=dict)
+
+    @property
+    def launched(self) -> str:
+        """The name of the kernel that is launched."""
+        return self.code or self.name
 
     @property
     def loads(self) -> tuple[Operand, ...]:
@@ -192,6 +198,11 @@ SUFFIXES = (
     *("_row", "_offset", "_terms", "_pointer", "_so_far", "_about"),
     *("_strides", "_row_strides", "_column_strides"),
 )
+
+
+def with_code(plans: Sequence[KernelPlan]) -> list[KernelPlan]:
+    """Return the kernels that share no other one's code."""
+    return [plan for plan in plans if plan.code is None]
 
 
 def kernel_name(name: str) -> str:

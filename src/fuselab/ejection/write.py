@@ -86,7 +86,7 @@ def _op(package: Package) -> str:
     parts = [_imports(package, package.has_gradient), *launcher_parts(package, LANGUAGES)]
     parts += [text for text in (draw_text(package), autocast_text(package)) if text]
     parts += [example_case(package), declaration_text(package, LANGUAGES)]
-    head = f'"""The contract of ``ejected::{package.name}``, and its launchers."""\n\n'
+    head = f'"""The contract of ``{package.operator_name}``, and its launchers."""\n\n'
     return head + "\n\n".join(parts)
 
 
@@ -104,7 +104,7 @@ def _imports(package: Package, has_gradient: bool) -> str:
         *(["accepted"] if has_draw else []),
         *([autocast_helper(package)] if has_autocast else []),
         "mismatch",
-        "output_like" if len(package.output_names) == 1 else "outputs_like",
+        *([allocation(package)] if not package.in_place else []),
     ]
     lines = [
         "from __future__ import annotations",
@@ -131,6 +131,11 @@ def _imports(package: Package, has_gradient: bool) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def allocation(package: Package) -> str:
+    """Return the name of the function of ``signature`` that allocates the outputs."""
+    return "output_like" if len(package.output_names) == 1 else "outputs_like"
 
 
 def call_imports(package: Package) -> list[str]:
@@ -195,7 +200,10 @@ def drawn_text(package: Package | Cut) -> str:
 
 
 def autocast_text(package: Package) -> str:
-    """Return the text of ``autocast``; empty where torch.autocast widens nothing."""
+    """Return the text of ``autocast``; empty where torch.autocast widens nothing, and where the
+    operator writes over its arguments, which no cast may take the place of."""
+    if package.in_place:
+        return ""
     called = _called(package)
     everywhere, on_gpu = called & AUTOCAST_TO_FLOAT32, called & AUTOCAST_TO_FLOAT32_ON_GPU
     if not everywhere and not on_gpu:
@@ -321,6 +329,9 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
         )
     gradient = gradient if has_gradient else ""
     kept = "    residuals=residuals,\n" if package.kept else ""
+    if package.in_place:
+        names = "".join(f'"{name}", ' for name in package.captured.written).rstrip()
+        kept = f"    mutates=({names}),\n"
     smaller = "".join(
         f'        Case.normal({shapes!r}, "dtypes"),\n' for shapes in smaller_shapes(package)
     )
@@ -331,7 +342,7 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
     last += f'    nondeterministic="{UNORDERED}",\n' if package.is_unordered else ""
     return f"""\
 OP = FusedOp(
-    name="ejected::{package.name}",
+    name="{package.operator_name}",
     reference=reference,
     implementations={{
 {implementations}    }},

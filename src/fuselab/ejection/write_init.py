@@ -161,9 +161,9 @@ def _body(package: Package, found: Parameters) -> str:
     return of the structure."""
     behind = ".detach()" if package.is_constant else ""
     called = ", ".join(f"{name}{behind}" for name in package.parameters)
-    outputs = ", ".join(package.output_names)
     chosen = "" if CHOICE in found.names else f", {CHOICE}={CHOICE}"
-    lines = [f"{outputs} = _operator({called}{chosen})"]
+    outputs = "" if package.in_place else f"{', '.join(package.output_names)} = "
+    lines = [f"{outputs}_operator({called}{chosen})"]
     if package.captured.seed is not None:
         seed, like = package.captured.seed, package.parameters[0]
         lines.insert(0, f"{seed} = seed_tensor({seed}, {like}.device)")
@@ -171,7 +171,8 @@ def _body(package: Package, found: Parameters) -> str:
     names: dict[fx.Node, str] = dict(
         zip(package.returned.results, package.output_names, strict=False)
     )
-    lines += [f"{name}.copy_(new_{name}.detach())" for name in package.captured.written]
+    copied = () if package.in_place else package.captured.written
+    lines += [f"{name}.copy_(new_{name}.detach())" for name in copied]
     for node, keeps in zip(package.returned.results, package.keeps_gradient, strict=False):
         if not keeps:
             lines.append(f"{names[node]} = {names[node]}.detach()")

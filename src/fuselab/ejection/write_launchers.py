@@ -16,7 +16,7 @@ from fuselab.ejection.held import Held
 from fuselab.ejection.loops import Call, Node, Pieces, Reduction, operands_of
 from fuselab.ejection.package import Package
 from fuselab.ejection.pairs import pairs_of
-from fuselab.ejection.plan import KernelPlan
+from fuselab.ejection.plan import KernelPlan, with_code
 from fuselab.ejection.steps import expression_of
 from fuselab.ejection.stored import behind_calls, constant_of, leaves, memory_of
 from fuselab.ejection.taken import tensors_in
@@ -63,16 +63,19 @@ def launcher_parts(package: Package, languages: Sequence[str]) -> list[str]:
 def _forward(package: Package) -> str:
     lines = package.sizes.statements(package.parameters)
     lines.append(f"compute = arithmetic_dtype({', '.join(package.read)})")
-    if len(package.output_names) > 1:
+    if len(package.output_names) > 1 and not package.in_place:
         outputs, called = ", ".join(package.output_names), ", ".join(package.parameters)
         lines.append(f"{outputs} = outputs_like(reference, {called})")
     lines += _launches(package, package.forward, package.parameters)
-    results = [package.result_name(node, package.forward) for node in package.program.outputs]
-    lines.append(f"return {', '.join([*results, *package.kept])}")
-    count = len(package.output_names) + len(package.kept)
+    returned = "None"
+    if not package.in_place:
+        results = [package.result_name(node, package.forward) for node in package.program.outputs]
+        lines.append(f"return {', '.join([*results, *package.kept])}")
+        returned = outputs_type(len(package.output_names) + len(package.kept))
     return (
-        f"def _forward(sweeps: Sweeps, {annotated(package.parameters)})"
-        f" -> {outputs_type(count)}:\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
+        f"def _forward(sweeps: Sweeps, {annotated(package.parameters)}) -> {returned}:\n"
+        + textwrap.indent("\n".join(lines), "    ")
+        + "\n"
     )
 
 
@@ -144,7 +147,9 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
     between = package.held(plans)
     early = [plan for plan in plans if all(one.name in between for one in plan.stored)]
     ends = _ends(package, plans) if early else []
-    if plans is package.forward and len(package.output_names) == 1 and ends:
+    if package.in_place:  # the new values lie where the old ones do
+        held.texts.update(zip(package.program.outputs, package.captured.written, strict=True))
+    elif plans is package.forward and len(package.output_names) == 1 and ends:
         (output,) = package.program.outputs
         lines.append(f"{ends[0]} = {_allocation(package, output, None, given, True)}")
         whole = held.allocated(output, ends[0]) if isinstance(output, Pieces) else ()
@@ -195,7 +200,7 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
         ]
         numbers = "".join(f"{package.sizes.text(size.size)}, " for size in plan.numbers)
         behind = f", ({numbers.rstrip()})" if numbers else ""
-        lines.append(f'sweeps.run("{plan.name}", swept, compute{behind})')
+        lines.append(f'sweeps.run("{plan.launched}", swept, compute{behind})')
     if plans is not package.forward:
         for gradient in package.program.gradients:
             lines += calls.before(gradient)
@@ -224,7 +229,8 @@ def _of_numbers(
 def _ends(package: Package, plans: Sequence[KernelPlan]) -> list[str]:
     """Return the names of tensors that have the dtypes of all floating results of ``plans``."""
     if plans is package.forward:
-        pairs = zip(package.output_names, package.program.outputs, strict=True)
+        names = package.captured.written if package.in_place else package.output_names
+        pairs = zip(names, package.program.outputs, strict=True)
         return [name for name, node in pairs if node.kind == "float"]
     arguments = zip(package.parameters, package.program.gradients, strict=True)
     return [name for name, node in arguments if node is not None]
@@ -404,7 +410,8 @@ def _cuda(plans: Sequence[KernelPlan]) -> list[str]:
     if scanning:
         lines += ["    scanning=(", *(f'        "{name}",' for name in scanning), "    ),"]
     lines += [")", "CUDA_EXPRESSIONS = _CUDA.examples(", "    {"]
-    lines += [f'        "{plan.name}": "{emit_cuda.element_kinds(plan)}",' for plan in plans]
+    kinds = {plan.name: emit_cuda.element_kinds(plan) for plan in with_code(plans)}
+    lines += [f'        "{name}": "{words}",' for name, words in kinds.items()]
     return [*lines, "    }", ")"]
 
 
@@ -425,7 +432,7 @@ def _triton(package: Package) -> list[str]:
         lines += [
             f"{name} = TritonSweeps(",
             "    triton_kernels,",
-            f'    "ejected::{package.name}",',
+            f'    "{package.operator_name}",',
         ]
         reducing = [
             f'        "{plan.name}": {emit_triton.reducing_text(plan)},'

@@ -12,7 +12,7 @@ from fuselab.ejection.groups import ARRANGING
 from fuselab.ejection.kernels import ancestors
 from fuselab.ejection.loops import Node
 from fuselab.ejection.package import Package
-from fuselab.ejection.plan import KernelPlan, Operand
+from fuselab.ejection.plan import KernelPlan, Operand, with_code
 from fuselab.ejection.write_launchers import where_it_runs
 
 # Calls that move no data, also under the names of ATen.
@@ -103,7 +103,7 @@ def _elements(operand: Operand) -> int:
 
 def _kernels(package: Package, plans: Sequence[KernelPlan]) -> list[str]:
     lines: list[str] = []
-    for plan in plans:
+    for plan in with_code(plans):
         rows = ", ".join(plan.axis_names[axis] for axis in plan.kernel.row_axes) or "one"
         columns = ", ".join(plan.axis_names[axis] for axis in plan.kernel.column_axes)
         loops = f"rows: {rows}" + (f"; columns: {columns}" if columns else "")
@@ -111,6 +111,9 @@ def _kernels(package: Package, plans: Sequence[KernelPlan]) -> list[str]:
         written = ", ".join(f"{one.name} ({one.pattern})" for one in plan.stored)
         lines += [f"### {plan.name}", "", f"- {loops}", f"- reads {read or 'nothing'}"]
         lines.append(f"- writes {written}")
+        others = [each.stored[0].name for each in plans if each.code == plan.name]
+        if others:
+            lines.append(f"- is launched {1 + len(others)} times, also for {', '.join(others)}")
         source = _source_lines(plan)
         if source:
             lines += ["- computes these lines:", "", *(f"      {line}" for line in source)]

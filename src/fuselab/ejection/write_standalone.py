@@ -8,6 +8,7 @@ and ``fuselab bench``; it is the only file that imports fuselab.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import nn
 
@@ -24,6 +25,7 @@ from fuselab.ejection.copied import (
 from fuselab.ejection.fold import formatted
 from fuselab.ejection.package import Package
 from fuselab.ejection.write import (
+    allocation,
     autocast_helper,
     autocast_text,
     call_imports,
@@ -53,7 +55,9 @@ def standalone_files(package: Package) -> dict[str, str]:
 
 def operator_files(package: Package, runtime: str) -> dict[str, str]:
     """Return the files of one operator, which import fuselab's runtime; the contract imports the
-    package's own, by the relative name ``runtime``."""
+    package's own, by the relative name ``runtime``. Its operators write new tensors only, which
+    the public function copies into arguments."""
+    package = replace(package, in_place=False)
     files = {
         "__init__.py": formatted(_init(package)),
         "launchers.py": formatted(_launchers(package)),
@@ -110,8 +114,7 @@ def _init(package: Package) -> str:
 
 def _launchers(package: Package) -> str:
     has_gradient, widened = package.has_gradient, autocast_text(package)
-    like = "output_like" if len(package.output_names) == 1 else "outputs_like"
-    signature = [*([autocast_helper(package)] if widened else []), "mismatch", like]
+    signature = [*([autocast_helper(package)] if widened else []), "mismatch", allocation(package)]
     declared = [*(["Differentiation"] if has_gradient else []), "Kernels", "Operator"]
     imports = [
         "from __future__ import annotations",
