@@ -27,7 +27,7 @@ def sharing_code(
         if origin != place:
             if found[origin] is plans[origin]:
                 found[origin] = _named_after_lists(plans[origin], origin, captured, sizes, names)
-            found[place] = replace(plan, code=found[origin].name)
+            found[place] = replace(plan, code=found[origin].name, of_lists=True)
     return tuple(found)
 
 
@@ -50,7 +50,8 @@ def _named_after_lists(
     if place and result.node in short:  # the name ends in that of the first result
         label = label.removesuffix(result.name) + short[result.node]
     stores = list(plan.stores)
-    return planned(label, plan.kernel, stores, sizes, {**names, **short}, plan.sums)
+    named = planned(label, plan.kernel, stores, sizes, {**names, **short}, plan.sums)
+    return replace(named, of_lists=True)
 
 
 def _computation(plan: KernelPlan) -> Hashable | None:

@@ -29,6 +29,7 @@ from fuselab.ejection.returned import Returned
 from fuselab.ejection.roundings import coarsest_rounding
 from fuselab.ejection.row_sums import SummingKernel, with_row_sums
 from fuselab.ejection.stored import behind_calls, leaves
+from fuselab.ejection.taken import tensors_in
 from fuselab.errors import EjectError
 from fuselab.op import dtype_name
 
@@ -74,6 +75,31 @@ class Package:
     @property
     def parameters(self) -> tuple[str, ...]:
         return self.captured.parameters
+
+    @property
+    def lists(self) -> dict[str, tuple[str, ...]]:
+        """The lists among the arguments that the operator takes whole, each with the names of its
+        tensors: those of which the kernels write over all tensors, or over none. Others are taken
+        apart, of which an operator of PyTorch has room for 64."""
+        found = {}
+        for name, value in self.captured.given.items():
+            if not self.in_place or not isinstance(value, (list, tuple)):
+                continue
+            members = tuple(tensors_in({name: value}))
+            written = {member in self.captured.written for member in members}
+            if len(written) == 1 and {*members} <= {*self.parameters}:
+                found[name] = members
+        return found
+
+    @property
+    def taken(self) -> dict[str, tuple[str, ...]]:
+        """The parameters of the operator, each with the names of the tensors that it holds."""
+        holders = {member: name for name, held in self.lists.items() for member in held}
+        found: dict[str, tuple[str, ...]] = {}
+        for name in self.parameters:
+            holder = holders.get(name, name)
+            found[holder] = (*found.get(holder, ()), name)
+        return found
 
     @property
     def returned(self) -> Returned:

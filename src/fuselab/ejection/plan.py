@@ -71,6 +71,8 @@ KERNEL_FUNCTIONS = (
     "load_rows",
     "mean_of_block",
     "numel",
+    "of_lists",
+    "of_member",
     "of_pairs",
     "of_rows",
     "offset",
@@ -129,6 +131,7 @@ class KernelPlan:
     sums: frozenset[Node] = frozenset()
     deviations: Mapping[Reduced, Reduced] = field(default_factory=dict)
     code: str | None = None  # the name of the kernel whose code it shares, where it has none
+    of_lists: bool = False  # whether tensors of lists share its code
     _depths: dict[Expression, int] = field(default_factory=dict)
     _axes: dict[Expression, frozenset[Axis]] = field(default_factory=dict)
 

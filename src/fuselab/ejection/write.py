@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ def kernel_files(package: Package, languages: Sequence[str]) -> dict[str, str]:
     """Return the texts of the reference, of the kernels and of the gradient's formulas."""
     plans = [*package.forward, *package.backward]
     name, origin = package.name, "ejected from the PyTorch code in reference.py."
-    files = {"reference.py": formatted(reference_text(package.formulas, package.output_names))}
+    files = {"reference.py": formatted(_reference(package))}
     if "triton" in languages:
         own = [*package.forward, *package.triton_backward]
         files["triton_kernels.py"] = emit_triton.source(f"{name} in Triton, {origin}", own)
@@ -61,6 +61,10 @@ def kernel_files(package: Package, languages: Sequence[str]) -> dict[str, str]:
     if package.has_gradient:
         files["gradient.py"] = formatted(gradient_text(package))
     return files
+
+
+def _reference(package: Package) -> str:
+    return reference_text(package.formulas, package.output_names, package.taken)
 
 
 def test_text(name: str, standalone: bool = False) -> str:
@@ -109,10 +113,10 @@ def _imports(package: Package, has_gradient: bool) -> str:
     lines = [
         "from __future__ import annotations",
         "",
-        *(["from collections.abc import Sequence"] if has_gradient else []),
+        *(["from collections.abc import Sequence"] if has_gradient or package.lists else []),
         "from functools import partial",
         "from pathlib import Path",
-        *(["from typing import Any"] if has_autocast else []),
+        *(["from typing import Any"] if has_autocast or (package.lists and has_draw) else []),
         "",
         "import torch",
         "from torch import Tensor",
@@ -188,15 +192,26 @@ def drawn_text(package: Package | Cut) -> str:
     drawn = {name: f"source.tensor({', '.join(dims)})" for name, dims in patterns(package)}
     if seed is not None:
         drawn[seed] = "source.integers(low=0, high=2**63 - 1)"
-    tensors = [f"        {text}," for text in drawn.values()]
+    tensors = [f"        {text}," for text in _held(package, drawn)]
+    kind = "Any" if isinstance(package, Package) and package.lists else "Tensor"
     body = [
-        "def _drawn(source: Draw) -> tuple[Tensor, ...]:",
+        f"def _drawn(source: Draw) -> tuple[{kind}, ...]:",
         *lines,
         "    return (",
         *tensors,
         "    )",
     ]
     return "\n".join(body) + "\n"
+
+
+def _held(package: Package | Cut, texts: Mapping[str, str]) -> list[str]:
+    """Return the texts of the operator's arguments, of which ``texts`` has the tensors."""
+    if not isinstance(package, Package):
+        return [*texts.values()]
+    return [
+        texts[name] if held == (name,) else f"({', '.join(texts[one] for one in held)},)"
+        for name, held in package.taken.items()
+    ]
 
 
 def autocast_text(package: Package) -> str:
@@ -253,7 +268,8 @@ AUTOCAST_TO_FLOAT32_ON_GPU = frozenset(
 def example_case(package: Package | Cut) -> str:
     """Return the text of the case with the sizes of the example."""
     arguments = package.captured.arguments
-    if all(argument.tensor.is_floating_point() for argument in arguments):
+    has_lists = isinstance(package, Package) and bool(package.lists)
+    if all(argument.tensor.is_floating_point() for argument in arguments) and not has_lists:
         shapes = [_example_shape(argument.tensor) for argument in arguments]
         return f'_EXAMPLE = Case.normal({shapes!r}, "bench", "dtypes")\n'
     return "\n".join(
@@ -263,7 +279,7 @@ def example_case(package: Package | Cut) -> str:
             ") -> Inputs:",
             "    return Inputs(",
             "        (",
-            *(f"            {text}," for text in example_values(package)),
+            *(f"            {text}," for text in _held(package, example_values(package))),
             "        )",
             "    )",
             "",
@@ -274,19 +290,19 @@ def example_case(package: Package | Cut) -> str:
     )
 
 
-def example_values(package: Package | Cut) -> list[str]:
-    """Return the texts of random tensors like those of the example, made with ``generator``, in
-    ``dtype`` on ``device``."""
-    values = []
+def example_values(package: Package | Cut) -> dict[str, str]:
+    """Return the texts of random tensors like those of the example by their names, made with
+    ``generator``, in ``dtype`` on ``device``."""
+    values = {}
     for argument in package.captured.arguments:
         shape = _example_shape(argument.tensor)
         if argument.tensor.is_floating_point():
-            values.append(f"torch.randn({shape}, generator=generator).to(device, dtype)")
+            values[argument.name] = f"torch.randn({shape}, generator=generator).to(device, dtype)"
         else:
             low, high = package.captured.ranges.get(argument.name, (0, 1))
             end = "2**63 - 1" if argument.name == package.captured.seed else high + 1
             drawn = f"torch.randint({low}, {end}, {shape}, generator=generator)"
-            values.append(f"{drawn}.to(device, {argument.tensor.dtype})")
+            values[argument.name] = f"{drawn}.to(device, {argument.tensor.dtype})"
     return values
 
 
@@ -330,10 +346,14 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
     gradient = gradient if has_gradient else ""
     kept = "    residuals=residuals,\n" if package.kept else ""
     if package.in_place:
-        names = "".join(f'"{name}", ' for name in package.captured.written).rstrip()
+        over = {*package.captured.written}
+        names = "".join(
+            f'"{name}", ' for name, held in package.taken.items() if over.issuperset(held)
+        ).rstrip()
         kept = f"    mutates=({names}),\n"
     smaller = "".join(
-        f'        Case.normal({shapes!r}, "dtypes"),\n' for shapes in smaller_shapes(package)
+        f'        Case.normal({shapes!r}, "dtypes"),\n'
+        for shapes in ([] if package.lists else smaller_shapes(package))
     )
     tuned = '"triton": configs' + (', "triton_backward": configs' if has_gradient else "")
     last = "    draw=draw,\n" if draw_text(package) else ""

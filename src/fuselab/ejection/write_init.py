@@ -160,7 +160,7 @@ def _body(package: Package, found: Parameters) -> str:
     """Return the call of the operator, the views of its outputs and of the arguments, and the
     return of the structure."""
     behind = ".detach()" if package.is_constant else ""
-    called = ", ".join(f"{name}{behind}" for name in package.parameters)
+    called = ", ".join(f"{name}{behind}" for name in package.taken)
     chosen = "" if CHOICE in found.names else f", {CHOICE}={CHOICE}"
     outputs = "" if package.in_place else f"{', '.join(package.output_names)} = "
     lines = [f"{outputs}_operator({called}{chosen})"]
@@ -205,4 +205,8 @@ def _body(package: Package, found: Parameters) -> str:
         for line in package.sizes.statements(package.parameters)
         if re.search(rf"\b{line.partition(' = ')[0]}\b", text)
     ]
-    return "\n".join([*opening(package.captured, found), *sizes, text])
+    first = opening(package.captured, found)
+    if package.lists:  # the operator takes them whole
+        names_used = set(re.findall(r"\w+", text))
+        first = [one for one in first if one.partition(" = ")[0] in names_used or " = " not in one]
+    return "\n".join([*first, *sizes, text])

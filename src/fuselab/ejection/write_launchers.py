@@ -21,7 +21,7 @@ from fuselab.ejection.steps import expression_of
 from fuselab.ejection.stored import behind_calls, constant_of, leaves, memory_of
 from fuselab.ejection.taken import tensors_in
 from fuselab.ejection.write_gradient import unpacked_upstream, upstream_type
-from fuselab.ejection.write_reference import outputs_type
+from fuselab.ejection.write_reference import declared, outputs_type, unpacked
 
 if TYPE_CHECKING:
     from fuselab.ejection.regions import Cut
@@ -61,7 +61,7 @@ def launcher_parts(package: Package, languages: Sequence[str]) -> list[str]:
 
 
 def _forward(package: Package) -> str:
-    lines = package.sizes.statements(package.parameters)
+    lines = [*unpacked(package.taken), *package.sizes.statements(package.parameters)]
     lines.append(f"compute = arithmetic_dtype({', '.join(package.read)})")
     if len(package.output_names) > 1 and not package.in_place:
         outputs, called = ", ".join(package.output_names), ", ".join(package.parameters)
@@ -73,7 +73,7 @@ def _forward(package: Package) -> str:
         lines.append(f"return {', '.join([*results, *package.kept])}")
         returned = outputs_type(len(package.output_names) + len(package.kept))
     return (
-        f"def _forward(sweeps: Sweeps, {annotated(package.parameters)}) -> {returned}:\n"
+        f"def _forward(sweeps: Sweeps, {declared(package.taken)}) -> {returned}:\n"
         + textwrap.indent("\n".join(lines), "    ")
         + "\n"
     )
@@ -155,7 +155,8 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
         whole = held.allocated(output, ends[0]) if isinstance(output, Pieces) else ()
         lines += whole
         held.texts[output] = ends[0]
-    for plan in plans:
+    starts = _starts(package, plans)
+    for place, plan in enumerate(plans):
         for operand in plan.loads:
             lines += calls.before(operand.node)
             lines += _of_numbers(package, held, plans, operand.node, given)
@@ -184,8 +185,8 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
                 lines += held.allocated(held.wholes[operand.node], name)
             held.texts[node] = name
         written = [f'    ({held.text(one.node)}, "{one.pattern}"),' for one in plan.stored]
-        lines += [
-            "swept = Sweep(",
+        sweep = [
+            "Sweep(",
             f"    rows={_axes(package, plan, plan.kernel.row_axes)},",
             f"    columns={_columns(package, plan)},",
             "    read=[",
@@ -198,13 +199,47 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
             *([f"    for_results=[{', '.join(ends)}],"] if plan in early and ends else []),
             ")",
         ]
+        if plan.of_lists:
+            lines += ["each = ["] if starts[place] else []
+            lines += [*(f"    {line}" for line in sweep[:-1]), "    ),"]
+            if starts[place + 1]:
+                lines += ["]", f'sweeps.run_each("{plan.launched}", each, compute)']
+            continue
         numbers = "".join(f"{package.sizes.text(size.size)}, " for size in plan.numbers)
         behind = f", ({numbers.rstrip()})" if numbers else ""
-        lines.append(f'sweeps.run("{plan.launched}", swept, compute{behind})')
+        lines += [f"swept = {sweep[0]}", *sweep[1:]]
+        lines.append(f'sweeps.run("{plan.name}", swept, compute{behind})')
     if plans is not package.forward:
         for gradient in package.program.gradients:
             lines += calls.before(gradient)
     return lines
+
+
+def _starts(package: Package, plans: Sequence[KernelPlan]) -> list[bool]:
+    """Return of each kernel, and of the end, whether a launch of its own begins there: not one for
+    a further tensor of lists, unless one writes what the other reads."""
+    over: dict[Node, object] = {}
+    if package.in_place:
+        over.update(zip(package.program.outputs, package.captured.written, strict=True))
+        over.update({one: one.name for one in package.program.inputs})
+    found, before = [], ""
+    read: set[object] = set()
+    written: set[object] = set()
+    for plan in plans:
+        loads = {
+            over.get(node, node)
+            for one in plan.loads
+            if one.node
+            for node in behind_calls(one.node)
+        }
+        stores = {over.get(one.node, one.node) for one in plan.stored if one.node is not None}
+        joins = plan.of_lists and plan.launched == before
+        joins = joins and read.isdisjoint(stores) and written.isdisjoint(loads)
+        found.append(not joins)
+        read = read | loads if joins else loads
+        written = written | stores if joins else stores
+        before = plan.launched
+    return [*found, True]
 
 
 def _of_numbers(
@@ -319,9 +354,10 @@ def patterns(package: Package | Cut) -> list[tuple[str, list[str]]]:
 
 
 def _supports(package: Package) -> str:
-    body = "\n".join(["    return mismatch(", *mismatch_lines(package), "    )"])
+    apart = [f"    {line}" for line in unpacked(package.taken)]
+    body = "\n".join([*apart, "    return mismatch(", *mismatch_lines(package), "    )"])
     return (
-        f"def supports({annotated(package.parameters)}) -> str | None:\n"
+        f"def supports({declared(package.taken)}) -> str | None:\n"
         '    """Return None if the kernels take these shapes, else the reason."""\n' + body + "\n"
     )
 

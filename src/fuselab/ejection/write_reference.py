@@ -6,7 +6,7 @@ import ast
 import inspect
 import json
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -31,12 +31,39 @@ _CONSTANTS = (*CONSTANTS, tuple)
 _STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
-def reference_text(captured: Captured, outputs: Sequence[str]) -> str:
+Taken = Mapping[
+    str, Sequence[str]
+]  # parameters of an operator, each with the tensors that it holds
+
+
+def declared(taken: Taken) -> str:
+    """Return the parameters of an operator, which are tensors and lists of them, as text."""
+    kinds = {
+        name: "Tensor" if (*held,) == (name,) else "Sequence[Tensor]"
+        for name, held in taken.items()
+    }
+    return ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
+
+
+def unpacked(taken: Taken) -> list[str]:
+    """Return the statements that give the tensors of lists their names."""
+    return [
+        f"{', '.join(held)}{',' if len(held) == 1 else ''} = {name}"
+        for name, held in taken.items()
+        if (*held,) != (name,)
+    ]
+
+
+def reference_text(captured: Captured, outputs: Sequence[str], taken: Taken | None = None) -> str:
     """Return the text of ``reference.py``. The reference returns the flat results of the operator,
-    which are named ``outputs``; without names, what the function returns."""
+    which are named ``outputs``; without names, what the function returns. It has the parameters
+    ``taken``, by default one for each tensor."""
     function = captured.function
+    taken = {name: (name,) for name in captured.parameters} if taken is None else taken
     copied = _copied(function, captured) if isinstance(function, FunctionType) else None
     importing = "" if outputs else "from typing import Any\n\n"
+    if unpacked(taken):
+        importing = "from collections.abc import Sequence\n\n"
     if copied is not None:
         imports, sources, called = copied
         told = f"Compute {called}" if captured.is_flat else f"Compute {function.__name__}"
@@ -51,7 +78,7 @@ from __future__ import annotations
 {sources}
 
 
-{_functions(captured, outputs, told, _taken_apart(captured, outputs, called))}
+{_functions(captured, outputs, told, _taken_apart(captured, outputs, called), taken)}
 '''
     told = f"Compute {captured.name}; parameters and buffers of the module are arguments"
     return f'''\
@@ -63,7 +90,7 @@ from __future__ import annotations
 from torch import Tensor
 {_import_of_replay(captured)}{_classes(captured, outputs)}
 
-{_functions(captured, outputs, told, _traced(captured, outputs))}
+{_functions(captured, outputs, told, _traced(captured, outputs), taken)}
 '''
 
 
@@ -83,12 +110,13 @@ def _classes(captured: Captured, outputs: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in [*imports, *([""] if definitions else []), *definitions])
 
 
-def _functions(captured: Captured, outputs: Sequence[str], told: str, body: str) -> str:
+def _functions(
+    captured: Captured, outputs: Sequence[str], told: str, body: str, taken: Taken
+) -> str:
     """Return the function ``reference``, whose docstring begins with ``told``. One that drops
     elements replays, from the seed, the function ``drawing`` with PyTorch's own dropouts."""
-    annotated = ", ".join(f"{name}: Tensor" for name in captured.parameters)
-    head = f"({annotated}) -> {outputs_type(len(outputs))}:"
-    body = textwrap.indent(body, "    ")
+    head = f"({declared(taken)}) -> {outputs_type(len(outputs))}:"
+    body = textwrap.indent("\n".join([*unpacked(taken), body]), "    ")
     if captured.seed is None:
         return f'def reference{head}\n    """{told}."""\n{body}'
     numbers = ""

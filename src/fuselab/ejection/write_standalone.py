@@ -231,7 +231,7 @@ def _op(package: Package, runtime: str) -> str:
 def _test(package: Package) -> str:
     """Return the text of a test that compares the kernels with the reference in float64."""
     name = package.name
-    values = "".join(f"            {text},\n" for text in example_values(package))
+    values = "".join(f"            {text},\n" for text in example_values(package).values())
     compared = "assert_close(operator(*args), reference(*args))"
     if package.has_gradient:
         compared = "assert_close(_with_gradients(operator, args), _with_gradients(reference, args))"

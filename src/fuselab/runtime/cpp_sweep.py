@@ -55,6 +55,11 @@ class CppSweeps:
         self._launch(name, swept, compute, numbers)
         swept.copy_back()
 
+    def run_each(self, name: str, sweeps: Sequence[Sweep], compute: torch.dtype) -> None:
+        """Launch a kernel without reductions for each of the sweeps."""
+        for swept in sweeps:
+            self.run(name, swept, compute)
+
     def _launch(
         self, name: str, swept: Sweep, compute: torch.dtype, numbers: Sequence[int]
     ) -> None:

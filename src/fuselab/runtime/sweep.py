@@ -103,6 +103,9 @@ class Sweeps(Protocol):
         """Launch the kernel ``name`` over the loops of ``swept``, with arithmetic in ``compute``;
         ``numbers`` are sizes that the kernel computes with."""
 
+    def run_each(self, name: str, sweeps: Sequence[Sweep], compute: torch.dtype) -> None:
+        """Launch a kernel without reductions for the tensors of lists, which have a sweep each."""
+
 
 class Sweep:
     """The loops of a kernel over ``rows`` and ``columns``, and the strides of its operands.
@@ -205,6 +208,34 @@ class Sweep:
         """Copy the results that were written elsewhere, after the launch."""
         for result, own in self._copied_back:
             result.copy_(own)
+
+    def in_one_line(self) -> Sweep:
+        """Return the sweep of a kernel without reductions as one loop, in which operands with an
+        element for each turn have neighbours one after the other. Where they lie otherwise,
+        contiguous tensors take their places; ``copy_back`` copies those of the results."""
+        has_place = list(map(any, zip(self.on_rows, self.on_columns, strict=True)))
+        numel = self.rows.numel * self.columns.numel
+        steps = [self.strides(place) for place in range(len(self.tensors))]
+        if numel <= 1 or all(one == (1,) for one, has in zip(steps, has_place, strict=True) if has):
+            return self
+        found = self._with(
+            Loops((), ((),) * len(self.tensors)),
+            Loops((numel,), tuple((int(has),) for has in has_place)),
+        )
+        tensors = list(self.tensors)
+        own: list[tuple[Tensor, Tensor]] = []
+        for place, tensor in enumerate(self.tensors):
+            if tensor is None or not has_place[place]:
+                continue
+            if place < self.read:
+                tensors[place] = tensor.contiguous()
+            else:
+                new = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+                own.append((tensor, new))
+                tensors[place] = new
+        found.tensors = tuple(tensors)
+        found._copied_back = (*own, *self._copied_back)
+        return found
 
     def order_rows_by_result(self) -> None:
         """Order the loops over rows as the first result with an element for each column lies in

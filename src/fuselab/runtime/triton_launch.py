@@ -122,7 +122,8 @@ def _is_jit_function(kernel: Any) -> bool:
 
 
 def _device(kernel: Any, args: tuple[Any, ...]) -> torch.device:
-    device = next((arg.device for arg in args if isinstance(arg, Tensor)), None)
+    flat = (one for arg in args for one in (arg if isinstance(arg, tuple) else (arg,)))
+    device = next((arg.device for arg in flat if isinstance(arg, Tensor)), None)
     if device is None or device.type != "cuda":
         raise DeviceError(
             f"the Triton kernel {kernel.__name__} needs CUDA tensors; on a CPU run it through "

@@ -214,6 +214,49 @@ def tile(
 
 
 @triton.jit
+def of_lists(firsts, counts, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    """Return which tensor of its lists this program works on, the positions of its elements, and
+    which of its single row and its columns exist.
+
+    ``firsts`` has the first program of each tensor, ``counts`` its elements; both as
+    ``triton_sweep.number`` writes them. ``WIDE`` asks for 64-bit positions.
+    """
+    program = tl.program_id(0)
+    member = program * 0
+    for place in tl.static_range(1, len(firsts)):
+        member += (program >= _number(firsts[place])).to(tl.int32)
+    first, count = _of_member(firsts, member), _of_member(counts, member)
+    block = program - _number(first).to(tl.int32)
+    if WIDE:
+        block = block.to(tl.int64)
+    element = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+    return member, element, tl.full((1, 1), True, tl.int1), element < _number(count)
+
+
+@triton.jit
+def of_member(pointers, member, BYTES: tl.constexpr):
+    """Return the pointer number ``member`` of a tuple; all are divisible by ``BYTES``."""
+    address = pointers[0].to(tl.int64)
+    for place in tl.static_range(1, len(pointers)):
+        address = tl.where(member == place, pointers[place].to(tl.int64), address)
+    # An address that is chosen is an integer to the compiler, which must be told what divides it.
+    return tl.multiple_of(address.to(pointers[0].dtype), BYTES)
+
+
+@triton.jit
+def _of_member(numbers, member):
+    found = tl.full((), 0, tl.int64) + numbers[0]
+    for place in tl.static_range(1, len(numbers)):
+        found = tl.where(member == place, numbers[place], found)
+    return found
+
+
+@triton.jit
+def _number(written):
+    return (written >> 1) - 2305843009213693952
+
+
+@triton.jit
 def block_of_rows(
     sizes, divisors, BLOCK_ROWS: tl.constexpr, NESTED: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +48,9 @@ CONFIGS = tuple(
 # Of partial results that the programs of a kernel read in the whole; timed at two shapes,
 # batch norms of 64 x 64 x 56 x 56 and 64 x 256 x 28 x 28 in channels-last order.
 MOST_READ_BYTES = 1 << 21
+MOST_MEMBERS = 128  # tensors of a list in one launch: a program finds its own among all of them
+MEMBER_BYTES = 8192  # of the widest operand, that a program of such a launch owns
+MOST_BYTES = 16  # that a thread loads at once
 LEAST_ACROSS = 8  # columns of a program that adds up shares: those of a sector in float32
 
 
@@ -95,6 +99,41 @@ class TritonSweeps:
         """
         self._launch(name, swept, compute, numbers)
         swept.copy_back()
+
+    def run_each(self, name: str, sweeps: Sequence[Sweep], compute: torch.dtype) -> None:
+        """Launch a kernel for the tensors of lists once for up to ``MOST_MEMBERS`` of them that
+        have the same dtypes and alignment."""
+        lines = [one.in_one_line() for one in sweeps if one.rows.numel * one.columns.numel]
+        alike: dict[tuple[Any, ...], list[Sweep]] = {}
+        for one in lines:
+            tensors = [tensor for tensor in one.tensors if tensor is not None]
+            dtypes = tuple(tensor.dtype for tensor in tensors)
+            vectors = [each for place, each in enumerate(tensors) if one.columns.strides[place][-1]]
+            divides = all(tensor.data_ptr() % MOST_BYTES == 0 for tensor in vectors)
+            alike.setdefault((dtypes, divides, one.is_wide), []).append(one)
+        for (dtypes, divides, is_wide), members in alike.items():
+            widest = max(dtype.itemsize for dtype in dtypes)
+            constants = {
+                **self._arithmetic(name, members[0], compute, 0),
+                "WIDE": is_wide,
+                "BYTES": MOST_BYTES if divides else min(dtype.itemsize for dtype in dtypes),
+                "BLOCK": MEMBER_BYTES // widest,
+                "num_warps": 4,
+            }
+            for begin in range(0, len(members), MOST_MEMBERS):
+                part = members[begin : begin + MOST_MEMBERS]
+                counts = [one.rows.numel * one.columns.numel for one in part]
+                programs = [ceil_div(count, int(constants["BLOCK"])) for count in counts]
+                launch(
+                    getattr(self._kernels, name),
+                    (sum(programs),),
+                    *zip(*(one.tensors for one in part), strict=True),
+                    tuple(map(number, [0, *accumulate(programs)][:-1])),
+                    tuple(map(number, counts)),
+                    **constants,
+                )
+        for one in lines:
+            one.copy_back()
 
     def _launch(
         self, name: str, swept: Sweep, compute: torch.dtype, numbers: Sequence[int]
@@ -254,6 +293,12 @@ class TritonSweeps:
             block = block_of_rows(swept, width, doublings, reducing, tensors[-1].device)
         warps = power_of_two(max(1, int(block.warps * 2.0 ** int(config["warp_doublings"]))))
         return replace(block, warps=min(32, warps))
+
+
+def number(value: int) -> int:
+    """Return a number as kernels for lists take it: odd and above 2^31 whatever it is, so that no
+    number needs a kernel of its own."""
+    return (value << 1 | 1) + (1 << 62)
 
 
 def launches_of(reducing: Reducing, parts: int, left_bytes: int) -> list[tuple[int, int, int]]:

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <bitset>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -22,8 +23,10 @@
 
 namespace {
 
-constexpr std::size_t max_key_words = 384;  // 64 tensors of 2 dimensions; more have no plan
-constexpr std::size_t max_tensors = 64;     // of a call
+// Of a call; more have no plan. A step of an optimizer takes four tensors for each parameter.
+constexpr std::size_t max_tensors = 1024;
+constexpr std::size_t max_key_words = 6 * max_tensors;  // for two dimensions, on average
+constexpr std::size_t max_floats = 64;
 
 // Everything that a plan may depend on, as words. Float values are kept apart, because most plans
 // hold for all of them.
@@ -54,11 +57,14 @@ class KeyBuilder {
 
   Words words() const { return {key_, words_}; }
   Words float_bits() const { return {floats_, float_count_}; }
-  bool needs_gradient() const { return requires_grad_ != 0 && c10::GradMode::is_enabled(); }
+  bool needs_gradient() const { return requires_grad_.any() && c10::GradMode::is_enabled(); }
 
   // The words of `by_reference`; none where they are too many. No other words come after them.
   Words with_values() {
-    push(needs_gradient() ? static_cast<int64_t>(requires_grad_) : 0);
+    push(needs_gradient() ? 1 : 0);
+    for (std::size_t tensor = 0; needs_gradient() && tensor < address_count_; ++tensor) {
+      if (requires_grad_[tensor]) push(static_cast<int64_t>(tensor));
+    }
     for (int64_t bits : float_bits()) push(bits);
     return {key_, words_ <= max_key_words ? words_ : 0};
   }
@@ -111,7 +117,7 @@ class KeyBuilder {
     const std::span<const uintptr_t> earlier(addresses_, address_count_);
     const auto same = std::find(earlier.begin(), earlier.end(), address);
     const int64_t shared_with = same == earlier.end() ? 0 : same - earlier.begin() + 1;
-    if (impl->requires_grad()) requires_grad_ |= uint64_t{1} << address_count_;
+    if (impl->requires_grad()) requires_grad_.set(address_count_);
     addresses_[address_count_++] = address;
     const int64_t rank = value.dim();
     push(Tag::tensor | static_cast<int64_t>(value.scalar_type()) << 8 | alignment << 16 |
@@ -132,7 +138,7 @@ class KeyBuilder {
 
   void add_float(double value) {
     push(Tag::real);
-    if (float_count_ < max_parameters) floats_[float_count_++] = std::bit_cast<int64_t>(value);
+    if (float_count_ < max_floats) floats_[float_count_++] = std::bit_cast<int64_t>(value);
   }
 
   bool add_string(PyObject* arg) {
@@ -166,12 +172,12 @@ class KeyBuilder {
 
   int64_t key_[max_key_words];
   std::size_t words_ = 0;
-  int64_t floats_[max_parameters];
+  int64_t floats_[max_floats];
   std::size_t float_count_ = 0;
   uintptr_t addresses_[max_tensors];
   std::size_t address_count_ = 0;
   std::optional<c10::Device> device_;
-  uint64_t requires_grad_ = 0;  // a bit per tensor
+  std::bitset<max_tensors> requires_grad_;
 };
 
 // Returns the plan of a call, or of a call that needs a gradient if that may use it.

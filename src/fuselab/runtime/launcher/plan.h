@@ -20,7 +20,7 @@
 
 namespace {
 
-constexpr std::size_t max_parameters = 64;  // of a launch
+constexpr std::size_t max_parameters = 2048;  // of a launch: those of 128 tensors of lists
 constexpr std::size_t max_maps = 8;         // tensor maps of a launch
 constexpr std::size_t max_memory = 255;     // outputs and workspaces of a plan
 constexpr std::size_t max_plans = 4096;     // per operator; then all are dropped
