@@ -24,7 +24,8 @@ from fuselab.runtime.parameters import Struct
 SOURCE = CppSource(Path(__file__).with_name("kernels.cpp"))
 pytestmark = pytest.mark.usefixtures("launcher")
 CUDA = CudaSource(Path(__file__).with_name("kernels.cu"))
-MOST = 64  # terms of the kernels' struct, and tensors of a plan
+MOST = 64  # terms of the kernels' struct
+TENSORS = 1024  # of a call that has a plan: max_tensors of launcher/key.h
 
 
 def add_up(terms: Sequence[Tensor | None], weights: Sequence[int], output: Tensor) -> None:
@@ -91,9 +92,9 @@ def test_one_tensor_twice_in_a_sequence_is_not_two_tensors(op: Planned) -> None:
     assert op.runs == 2
 
 
-def test_64_tensors_have_a_plan_and_65_have_none() -> None:
+def test_1024_tensors_have_a_plan_and_one_more_has_none() -> None:
     op = Planned(lambda terms: weighted_sum(terms[:MOST], (1,) * MOST))
-    for count, runs in ((MOST, 1), (MOST + 1, 3)):
+    for count, runs in ((TENSORS, 1), (TENSORS + 1, 3)):
         terms = [torch.full((1, 2), float(place)) for place in range(count)]
         for _ in range(2):
             assert op(terms).tolist() == [[sum(range(MOST))] * 2]
