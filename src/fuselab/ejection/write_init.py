@@ -207,6 +207,9 @@ def _body(package: Package, found: Parameters) -> str:
     ]
     first = opening(package.captured, found)
     if package.lists:  # the operator takes them whole
-        names_used = set(re.findall(r"\w+", text))
-        first = [one for one in first if one.partition(" = ")[0] in names_used or " = " not in one]
+        used = set(re.findall(r"\w+", text))
+        made = [re.match(r"(\w+) = ", line) for line in first]
+        first = [
+            line for line, one in zip(first, made, strict=True) if one is None or one[1] in used
+        ]
     return "\n".join([*first, *sizes, text])
