@@ -372,3 +372,23 @@ def test_one_launch_for_tensors_of_many_sizes_and_layouts(
     momentum_step(*args)
     tolerance = 1e-6 if dtype is not torch.bfloat16 else 2**-6
     torch.testing.assert_close(found, (*params, *buffers), rtol=tolerance, atol=tolerance)
+
+
+def undecided(x: Tensor, is_wanted: bool) -> Tensor | None:
+    """One return of its code gives a value or None."""
+    return x.tanh() if is_wanted else None
+
+
+def test_a_step_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    own = torch.compile
+
+    def counted(*args: Any, **keywords: Any) -> Any:
+        compiled.append(args[0])
+        return own(*args, **keywords)
+
+    monkeypatch.setattr(torch, "compile", counted)
+    planned_package(momentum_step, [[drawn(2, 3)], [drawn(2, 3)], [drawn(2, 3)], drawn()], {}, "s")
+    assert compiled == [momentum_step]
+    package = planned_package(undecided, (drawn(2, 3), True), {}, "undecided")
+    assert len(package.captured.gradients) == 1

@@ -8,6 +8,7 @@ gave to its value, and the line.
 from __future__ import annotations
 
 import contextlib
+import dis
 import inspect
 import itertools
 import logging
@@ -24,6 +25,7 @@ from torch import Tensor, fx, nn
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx.experimental import _config as fx_config
+from torch.utils import _contextlib as _NO_GRAD
 
 from fuselab.ejection.blocks import take_blocks
 from fuselab.ejection.calls import source_line
@@ -148,6 +150,7 @@ def with_sources(results: Sequence[fx.Node]) -> set[fx.Node]:
 
 _MANY = 1 << 30
 _HELD = ("_parameters", "_buffers", "_modules")  # of a module
+_NOTHING = ("LOAD_CONST", None)  # before a return, in bytecode
 
 
 # Functions that tell something and compute nothing: kernels leave them out. What tells the tracer
@@ -187,6 +190,7 @@ def capture(
     the user's line where the function cannot be one graph, or calls what libraries compute, but for
     ``products`` where these are taken.
     """
+    inference = inference or _returns_nothing(function)
     held: dict[str, Any] = {"joints": []}
 
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
@@ -281,6 +285,7 @@ def trace(
 ) -> Captured:
     """Return the graph of the PyTorch functions that ``function`` calls, without gradients; the
     nodes' values are in ``meta["example_value"]``. Raises EjectError as ``capture`` does."""
+    inference = inference or _returns_nothing(function)
     held: dict[str, Any] = {}
 
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
@@ -510,6 +515,23 @@ def _only_writes(
     optimizer does. It may use what PyTorch refuses where a gradient is wanted: ``out=...``."""
     written, results = _effects(function, args, keywords)
     return bool(written) and not results
+
+
+def _returns_nothing(function: Callable[..., Any]) -> bool:
+    """Return whether it can be seen in the code of a function, without tracing it, that it returns
+    nothing: then there is no gradient of it."""
+    while getattr(getattr(function, "__code__", None), "co_filename", "") == _NO_GRAD.__file__:
+        function = vars(function)["__wrapped__"]
+    if not inspect.isfunction(function) or inspect.isgeneratorfunction(function):
+        return False
+    before: tuple[str, Any] = ("", None)
+    for one in dis.get_instructions(function):
+        if one.opname == "RETURN_CONST" and one.argval is not None:
+            return False
+        if one.opname == "RETURN_VALUE" and (one.is_jump_target or before != _NOTHING):
+            return False
+        before = one.opname, one.argval
+    return True
 
 
 def _effects(

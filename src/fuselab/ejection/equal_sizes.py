@@ -9,6 +9,8 @@ import sympy
 import torch
 from torch import Tensor, fx
 
+from fuselab.ejection.exact_sizes import in_example, with_symbols
+
 aten = torch.ops.aten
 _CHOICES = (aten.gather, aten.scatter, aten.scatter_add)
 
@@ -34,12 +36,12 @@ def equal_sizes(graph: fx.Graph) -> dict[sympy.Symbol, sympy.Expr]:
     """
     found: dict[sympy.Symbol, sympy.Expr] = {}
     for one, other, hint in _equal_pairs(graph):
-        one, other = one.subs(found), other.subs(found)
+        one, other = with_symbols(one, found), with_symbols(other, found)
         if one.is_Symbol and not one.free_symbols & other.free_symbols:
             equal = {one: other}
         else:
             equal = _equal_factors(one, other, hint)
-        found = {symbol: size.subs(equal) for symbol, size in found.items()} | equal
+        found = {symbol: with_symbols(size, equal) for symbol, size in found.items()} | equal
     return found
 
 
@@ -91,7 +93,7 @@ def _equal_factors(
         return {}
 
     def by_size(part: sympy.Expr) -> tuple[int, int]:
-        return int(part.subs(hints)), order.index(*part.free_symbols)
+        return in_example(part, hints), order.index(*part.free_symbols)
 
     found: dict[sympy.Symbol, sympy.Expr] = {}
     for part, like in zip(sorted(mine, key=by_size), sorted(theirs, key=by_size), strict=True):

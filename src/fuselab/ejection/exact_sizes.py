@@ -23,6 +23,23 @@ class Floored(sympy.Function):  # type: ignore[misc]  # sympy has no types
         return None
 
 
+def in_example(size: Any, hints: Mapping[sympy.Symbol, int]) -> int:
+    """Return a size in the example."""
+    if isinstance(size, int) or size.is_Integer:
+        return int(size)
+    return int(hints[size] if size.is_Symbol else with_symbols(size, hints))
+
+
+def with_symbols(size: Any, replaced: Mapping[sympy.Symbol, Any]) -> Any:
+    """Return a size, or a condition, with those of its symbols replaced that are in ``replaced``.
+
+    Sympy goes through all that it is to replace, and a function of many tensors has hundreds of
+    symbols; it is given those of the size alone.
+    """
+    met = {one: replaced[one] for one in size.free_symbols if one in replaced}
+    return size.subs(met) if met else size
+
+
 def floored(size: sympy.Expr) -> dict[sympy.Expr, sympy.Expr]:
     """Return what to replace each whole division of a size by where it may lose a remainder."""
     return {part: Floored(*part.args) for part in sympy.preorder_traversal(size) if _divides(part)}
@@ -39,8 +56,8 @@ def exact_size(size: sympy.Expr, hints: Mapping[sympy.Symbol, int]) -> sympy.Exp
     exact = size.replace(_divides, lambda part: _fraction(part, hints))
     numerator, denominator = sympy.together(exact).as_numer_denom()
     numerator, denominator = sympy.factor(numerator), sympy.factor(denominator)
-    value, by = numerator.subs(hints), denominator.subs(hints)
-    if value % by or value // by != size.subs(hints):
+    value, by = with_symbols(numerator, hints), with_symbols(denominator, hints)
+    if value % by or value // by != with_symbols(size, hints):
         return size  # not exact in the example
     return numerator if denominator == 1 else divisions[0].func(numerator, denominator)
 
@@ -64,8 +81,8 @@ def _fraction(division: sympy.Expr, hints: Mapping[sympy.Symbol, int]) -> sympy.
     the example, whatever number is added to it; else the division."""
     numerator, by = division.args
     divided = _divided(division)
-    if not by.is_Integer or divided.subs(hints) % by:
-        exact = not by.is_Integer and numerator.subs(hints) % by.subs(hints) == 0
+    if not by.is_Integer or with_symbols(divided, hints) % by:
+        exact = not by.is_Integer and with_symbols(numerator, hints) % with_symbols(by, hints) == 0
         return numerator / by if exact else division
     return divided / by + (numerator - divided) // by
 

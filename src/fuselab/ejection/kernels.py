@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from fuselab.ejection.conditions import condition, in_kind
+from fuselab.ejection.exact_sizes import in_example
 from fuselab.ejection.loops import (
     Along,
     Apply,
@@ -68,7 +69,7 @@ class Binding:
         self.free: set[Axis] = set()  # axes that may still be tied
 
     def hint(self, size: sympy.Expr) -> int:
-        return int(size.subs(self.hints)) if size.free_symbols else int(size)
+        return in_example(size, self.hints)
 
     def fresh(self, size: sympy.Expr) -> tuple[Axis, ...]:
         """Return a new axis, which may be tied, or no axis for size 1."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import sympy
 
-from fuselab.ejection.exact_sizes import exact_divisions, exact_size
+from fuselab.ejection.exact_sizes import exact_divisions, exact_size, in_example
 from fuselab.ejection.loops import (
     Along,
     Axis,
@@ -97,7 +97,7 @@ class Parts:
             self.conditions[size] = None
 
     def hint(self, size: sympy.Expr) -> int:
-        return int(size.subs(self.hints)) if size.free_symbols else int(size)
+        return in_example(size, self.hints)
 
     def exact(self, size: sympy.Expr) -> sympy.Expr:
         """Return a size with its divisions taken as exact, which the package then requires."""

@@ -19,6 +19,7 @@ import torch
 from sympy.printing.str import StrPrinter
 
 from fuselab.ejection.capture import Captured
+from fuselab.ejection.exact_sizes import with_symbols
 from fuselab.ejection.kernels import Kernel, product
 from fuselab.ejection.loops import (
     Apply,
@@ -265,13 +266,13 @@ class Sizes:
         return printed(self._named(number), _NumberPrinter())
 
     def _named(self, size: sympy.Expr) -> sympy.Expr:
-        size = size.subs(self.equal)
-        return size.subs({symbol: sympy.Symbol(name) for symbol, name in self.names.items()})
+        size = with_symbols(size, self.equal)
+        return with_symbols(size, {one: sympy.Symbol(name) for one, name in self.names.items()})
 
     def condition_text(self, condition: sympy.Basic, name: str) -> str:
         """Return a condition as Python text. Raises EjectError where the function, ``name``,
         decides by a size that no argument of its kernels has."""
-        known = condition.subs(self.equal)
+        known = with_symbols(condition, self.equal)
         if not set(self.names).issuperset(known.free_symbols):
             raise EjectError(
                 f"{name} decides by the size of a tensor that it does not compute with; eject the "
@@ -311,7 +312,7 @@ class Sizes:
         """Return a size as ``runtime.signature.sum_of_products`` reads it; None where it is no
         such sum."""
         products = []
-        for term in sympy.Add.make_args(sympy.expand(size.subs(self.equal))):
+        for term in sympy.Add.make_args(sympy.expand(with_symbols(size, self.equal))):
             number, factors = term.as_coeff_mul()
             powers = [factor.as_base_exp() for factor in factors]
             if not powers or not all(

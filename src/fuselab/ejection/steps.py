@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from fuselab.ejection.calls import at_line, source_line
 from fuselab.ejection.capture import is_user_named, user_name
-from fuselab.ejection.exact_sizes import floored
+from fuselab.ejection.exact_sizes import floored, in_example, with_symbols
 from fuselab.ejection.integers import Integers
 from fuselab.ejection.loops import (
     Constant,
@@ -80,17 +80,17 @@ class Steps:
         return tuple(self.exact(expression_of(size)) for size in value.shape)
 
     def exact(self, size: sympy.Expr) -> sympy.Expr:
-        return self.parts.exact(size.subs(self.equal).xreplace(self.floors))
+        return self.parts.exact(with_symbols(size, self.equal).xreplace(self.floors))
 
     def floored_sizes(self, value: Tensor) -> tuple[sympy.Expr, ...]:
         """Return the sizes of a traced tensor, whose divisions may lose a remainder here and in all
         tensors that are made of it."""
         for size in value.shape:
-            self.floors.update(floored(expression_of(size).subs(self.equal)))
+            self.floors.update(floored(with_symbols(expression_of(size), self.equal)))
         return self.sizes_of_value(value)
 
     def hint(self, size: sympy.Expr) -> int:
-        return int(size.subs(self.hints)) if size.free_symbols else int(size)
+        return in_example(size, self.hints)
 
     def view(self, node: FxNode, source: Node, index: Rearrangement) -> Node:
         common = self.common(node)

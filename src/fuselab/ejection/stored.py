@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import sympy
 import torch
 
+from fuselab.ejection.exact_sizes import in_example
 from fuselab.ejection.integers import NARROWING
 from fuselab.ejection.loops import (
     Call,
@@ -81,13 +81,7 @@ def constant_of(node: Node) -> Constant | None:
 
 def numel(node: Node, hints: Mapping[sympy.Symbol, int]) -> int:
     """Return how many elements a node has in the example."""
-    return math.prod(_in_example(size, hints) for size in node.sizes)
-
-
-def _in_example(size: Any, hints: Mapping[sympy.Symbol, int]) -> int:
-    """Return a size in the example; sympy's own substitution takes 0.1 ms."""
-    known = size if isinstance(size, int) or size.is_Integer else hints.get(size)
-    return int(size.subs(hints) if known is None else known)
+    return math.prod(in_example(size, hints) for size in node.sizes)
 
 
 def folded(node: Pointwise) -> Constant | None:
