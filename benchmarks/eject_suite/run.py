@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import attention  # noqa: F401  (adds its members)
+import families  # noqa: F401
 import losses  # noqa: F401
 import norms  # noqa: F401
 import pointwise  # noqa: F401
