@@ -219,13 +219,14 @@ class Gradient:
     the implementations. ``frozen`` maps each argument whose gradient is refused to the end of a
     sentence that says what to do instead. ``non_differentiable`` names the arguments on which no
     output depends such that it has a gradient, as where a function reads the size alone: their
-    gradient is None, and ``needs`` is False for them. ``unchanged(grad_output, *saved)`` returns
-    one flag per gradient, True where the gradient is ``grad_output`` itself; the public function
-    then returns ``grad_output`` and asks the implementations only for the other gradients. Only an
-    operator with one output has it. ``equal`` has pairs of places among the tensor arguments, as
-    ``((1, 0),)``: where arguments 1 and 0 have one dtype, device, shape and strides, the gradient
-    of 1 is that of 0. The public function then asks for that of 0 alone and returns it for both,
-    as PyTorch's own sum of two tensors does.
+    gradient is None, and ``needs`` is False for them. ``passed`` has pairs of a place among the
+    tensor arguments and one among the outputs, as ``((0, 0),)``: where argument 0 and output 0 have
+    one dtype, device and shape, the gradient of the one is the upstream gradient of the other. The
+    public function then returns that itself and asks the implementations only for the other
+    gradients, as PyTorch's own sum does. ``equal`` has pairs of places among the tensor arguments,
+    as ``((1, 0),)``: where arguments 1 and 0 have one dtype, device, shape and strides, the
+    gradient of 1 is that of 0. The public function then asks for that of 0 alone and returns it for
+    both, as PyTorch's own sum of two tensors does.
     """
 
     save: Callable[..., tuple[Any, ...]]
@@ -234,7 +235,7 @@ class Gradient:
     prefer: Callable[..., Sequence[str]] | None = None
     frozen: Mapping[str, str] = field(default_factory=dict)
     non_differentiable: Sequence[str] = ()
-    unchanged: Callable[..., Sequence[bool]] | None = None
+    passed: Sequence[tuple[int, int]] = ()
     equal: Sequence[tuple[int, int]] = ()
 
 

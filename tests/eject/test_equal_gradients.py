@@ -1,4 +1,5 @@
-"""The terms of a sum have one gradient, which an ejected backward computes and stores once."""
+"""The terms of a sum have one gradient, which an ejected backward computes and stores once, or not
+at all where it is the upstream gradient."""
 
 from __future__ import annotations
 
@@ -54,3 +55,33 @@ def test_gradients(package: Path, dtype: torch.dtype, is_planned: bool) -> None:
             outputs = op(*args, implementation="cpp")
             (one,) = torch.autograd.grad(outputs, wanted, grads)
             torch.testing.assert_close(one, expected)
+
+
+def kept_branch(x: Tensor, branch: Tensor, keep: Tensor) -> Tensor:
+    return x + branch * keep[:, None] / 0.9
+
+
+@pytest.mark.parametrize("is_planned", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_upstream_gradients_are_passed_on(
+    tmp_path: Path, dtype: torch.dtype, is_planned: bool
+) -> None:
+    """No kernel copies the gradient of ``x``; where it has another dtype, PyTorch converts it."""
+    if is_planned and not autograd_node.start():
+        pytest.skip("autograd's node cannot be built here")
+    keep = torch.tensor([True, False, True, True])
+    fuselab.eject(kept_branch, *torch.randn(2, 4, 6), keep, out=tmp_path / "kept_branch")
+    declared = load_op(str(tmp_path / "kept_branch"))
+    assert declared.gradient is not None and declared.gradient.passed == ((0, 0),)
+    op = fuselab.operator(declared)
+    x = torch.randn(4, 9, dtype=dtype, requires_grad=True)
+    branch, grad = torch.randn(4, 9, requires_grad=True), torch.randn(9, 4).t()
+    theirs = torch.autograd.grad(kept_branch(x, branch, keep), (x, branch), grad)
+    for _ in range(3 if is_planned else 1):
+        ours = torch.autograd.grad(op(x, branch, keep, implementation="cpp"), (x, branch), grad)
+        assert (ours[0].data_ptr() == grad.data_ptr()) == (dtype == torch.float32)
+        torch.testing.assert_close(ours, theirs)
+        assert [one.stride() for one in ours] == [(1, 4), (9, 1)]
+    raw = torch.ops.ejected.kept_branch_backward
+    own = raw([True, True, False], grad, x.detach(), branch.detach(), keep, "cpp")
+    assert own[0].data_ptr() != grad.data_ptr() and torch.equal(own[0], theirs[0])

@@ -176,6 +176,20 @@ def test_the_reference_gives_any_number_of_arguments() -> None:
     assert_close(defined["reference"](X, X.cos(), X.sin(), WEIGHT), expected)
 
 
+@pytest.mark.parametrize("is_one", [False, True])
+def test_examples_that_share_memory(made: Made, is_one: bool) -> None:
+    """Parts of one tensor, or one tensor given twice, are arguments as any others."""
+
+    def add_mul(x: Tensor, y: Tensor) -> Tensor:
+        return x + y * 2
+
+    both = torch.randn(2, 3, 5)
+    name = f"add_mul_{is_one}".lower()
+    ours = made(add_mul, both[0], both[0] if is_one else both[1], name=name)
+    x, y = torch.randn(4, 6), torch.randn(4, 6)
+    assert_close(ours(x, y), x + y * 2)
+
+
 def test_tuples_and_objects(made: Made) -> None:
     given = {"eps": torch.ones(8)}
     found = made(of_dims, ONES, (1,), Kind.TANH, 3, 4, name="of_these", keywords=given)

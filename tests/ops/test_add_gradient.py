@@ -72,13 +72,6 @@ def test_who_is_asked():
     assert asked(both, long.t(), (512, 8192), (8192,)) == "reference"
 
 
-def test_a_gradient_is_unchanged_where_shape_and_dtype_are():
-    grad, single, half = torch.zeros(3, 4), torch.float32, torch.float16
-    unchanged = broadcast_gradient.unchanged
-    assert unchanged(grad, (3, 4), (4,), single, single) == (True, False)
-    assert unchanged(grad, (3, 4), (3, 4), half, single) == (False, True)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_element_is_in_one_sum(monkeypatch, dtype):
     """The launches of three multiprocessors, carried out by what the kernels say they do."""

@@ -279,9 +279,9 @@ def test_the_gradient_must_take_one_upstream_gradient_per_output() -> None:
     )
     with pytest.raises(ContractError, match=r"grad_output: Sequence\[Tensor\]"):
         fuselab.operator(refused)
-    unchanged = Gradient(OP.gradient.save, gradient, unchanged=lambda *args: (False,) * 3)
-    with pytest.raises(ContractError, match="3 outputs; leave it out"):
-        fuselab.operator(replace(OP, name="severaltest::unchanged", gradient=unchanged))
+    passed = Gradient(OP.gradient.save, gradient, passed=((0, 3),))
+    with pytest.raises(ContractError, match=r"the pair \(0, 3\).* its 3 outputs"):
+        fuselab.operator(replace(OP, name="severaltest::passed", gradient=passed))
 
 
 def test_another_number_of_outputs_is_another_operator() -> None:

@@ -47,6 +47,7 @@ from fuselab.ejection.taken import (
 )
 from fuselab.ejection.written import written_in
 from fuselab.errors import EjectError
+from fuselab.runtime.dispatch.overlap import lies_in_memory
 
 
 @dataclass(frozen=True)
@@ -384,8 +385,17 @@ def _run_dynamo(
     Raises EjectError with the user's line where the function cannot be one graph.
     """
     positions = itertools.zip_longest(args, _declared(function)[: len(args)])
+    held: set[int] = set()
 
     def example(tensor: Tensor, key: str) -> Tensor:
+        # The tracer stands in for tensors of one storage by writing to them, which would look as if
+        # the function wrote. No values are computed, so that memory without content does.
+        if lies_in_memory(tensor) and (storage := tensor.untyped_storage().data_ptr()):
+            if storage in held:
+                tensor = torch.empty_strided(
+                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+                )
+            held.add(storage)
         return _example(tensor, not inference and key not in frozen)
 
     examples = [mapped(arg, example, key or "") for arg, key in positions]

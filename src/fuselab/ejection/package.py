@@ -37,6 +37,9 @@ from fuselab.op import dtype_name
 UNORDERED = "on a GPU PyTorch's scatter_add_ adds what goes to one position in any order"
 
 
+_PASSED = "{0}"  # the call of a gradient that is an upstream one
+
+
 @dataclass(frozen=True)
 class Package:
     """The captured function, its kernels and their names.
@@ -179,6 +182,24 @@ class Package:
             if isinstance(node, Pointwise) and node.function == "same"
             if node.operands[0] in gradients
         )
+
+    @property
+    def passed(self) -> tuple[tuple[int, int], ...]:
+        """The places of arguments whose gradient is an upstream one, each with the place of the
+        output that it is the gradient of, as ``Gradient.passed`` has them."""
+        upstream = [self.upstream_names.index(one.name) for one in self.program.upstream]
+        of: dict[object, int] = dict(zip(self.program.upstream, upstream, strict=True))
+        return tuple(
+            (place, of[node.operands[0]])
+            for place, node in enumerate(self.program.gradients)
+            if isinstance(node, Call) and node.operator == _PASSED
+        )
+
+    @property
+    def passed_names(self) -> dict[int, str]:
+        """The place of each such argument, with the name of the upstream gradient."""
+        names = ((place, self.upstream_names[of_output]) for place, of_output in self.passed)
+        return {place: name for place, name in names if name is not None}
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -483,12 +504,17 @@ def _upstream_names(captured: Captured, outputs: Sequence[str]) -> tuple[str | N
 
 def each_of_its_own(program: Program, outputs: Sequence[str], captured: Captured) -> Program:
     """Return the program with a copy in place of each output and gradient that is an input, or one
-    that came before: a kernel stores every result in memory of its own."""
+    that came before: a kernel stores every result in memory of its own. A gradient that is an
+    upstream one is stored by no kernel: the launcher gives it in the argument's dtype."""
 
     def own(results: Sequence[Node | None], names: Sequence[str]) -> tuple[Any, ...]:
         seen: list[Node] = []
         found: list[Node | None] = []
         for node, name in zip(results, names, strict=True):
+            if node in program.upstream:
+                common = name, node.sizes, node.kind, "", False
+                found.append(Call(*common, operator=_PASSED, operands=(node,)))
+                continue
             is_held = isinstance(node, Input) or (isinstance(node, Call) and names is outputs)
             if node is not None and (node in seen or is_held):
                 node = Pointwise(name, node.sizes, node.kind, "", False, "same", (node,))

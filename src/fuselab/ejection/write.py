@@ -334,9 +334,10 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
     if package.non_differentiable:
         names = "".join(f'"{name}", ' for name in package.non_differentiable).rstrip()
         options += f"        non_differentiable=({names}),\n"
+    if package.passed:
+        options += f"        passed={package.passed},\n"
     if package.equal:
-        pairs = "".join(f"{pair}, " for pair in package.equal).rstrip()
-        options += f"        equal=({pairs}),\n"
+        options += f"        equal={package.equal},\n"
     gradient = "    gradient=Gradient(save, gradient, fake_gradient),\n"
     if options:
         gradient = (

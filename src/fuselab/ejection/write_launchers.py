@@ -106,11 +106,12 @@ def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
     lines.append(f"compute = arithmetic_dtype({', '.join([*upstream, *package.saved])})")
     lines += _launches(package, plans, [*upstream, *package.given_back])
     results: list[str] = []
+    passed = package.passed_names
     pairs = zip(package.parameters, package.program.gradients, strict=True)
     for place, (argument, node) in enumerate(pairs):
         result = "None"
         if node is not None:
-            result = package.result_name(node, plans)
+            result = passed.get(place) or package.result_name(node, plans)
             if isinstance(node, Call):
                 result += f".to({argument}.dtype)"
         results.append(result if result == "None" else f"{result} if needs[{place}] else None")
@@ -210,8 +211,8 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
         lines += [f"swept = {sweep[0]}", *sweep[1:]]
         lines.append(f'sweeps.run("{plan.name}", swept, compute{behind})')
     if plans is not package.forward:
-        for gradient in package.program.gradients:
-            lines += calls.before(gradient)
+        for place, gradient in enumerate(package.program.gradients):
+            lines += calls.before(gradient) if place not in package.passed_names else ()
     return lines
 
 
@@ -415,15 +416,18 @@ def where_it_runs(package: Package | Cut) -> list[str]:
 
 def _fake_gradient(package: Package) -> str:
     saved = annotated(package.given_back)
+    passed = package.passed_names
     results = []
     for place, (node, name) in enumerate(
         zip(package.program.gradients, package.parameters, strict=True)
     ):
         text = "None"
         if node is not None:
-            text = f"torch.empty_like({name}) if needs[{place}] else None"
+            like = name if place not in passed else f"{passed[place]}, dtype={name}.dtype"
+            text = f"torch.empty_like({like}) if needs[{place}] else None"
         results.append(f"        {text},")
-    body = "\n".join(["    return (", *results, "    )"])
+    apart = [f"    {line}" for line in (unpacked_upstream(package) if passed else ())]
+    body = "\n".join([*apart, "    return (", *results, "    )"])
     return (
         "def fake_gradient(needs: Sequence[bool], "
         f"grad_output: {upstream_type(package)}, "

@@ -51,6 +51,17 @@ class Gil {
   PyGILState_STATE state_;
 };
 
+// Whether two tensors have one dtype, device and shape.
+bool are_alike(const at::Tensor& one, const at::Tensor& other) {
+  return one.scalar_type() == other.scalar_type() && one.device() == other.device() &&
+         one.sizes() == other.sizes();
+}
+
+// Returns the number at a side of a pair in a tuple of pairs.
+std::size_t number_in(PyObject* pairs, Py_ssize_t index, int side) {
+  return PyLong_AsSize_t(PyTuple_GET_ITEM(PyTuple_GET_ITEM(pairs, index), side));
+}
+
 // What the upstream gradient of an output is like. An output of integers has none.
 struct Output {
   std::vector<int64_t> sizes;
@@ -60,12 +71,15 @@ struct Output {
 
 // The arguments of a backward besides tensors. The references are borrowed.
 struct Formula {
-  // name, lookup, id of the backward, implementation, function without a plan, Gradient.equal
+  // name, lookup, id of the backward, implementation, function without a plan, Gradient.equal,
+  // Gradient.passed
   PyObject* rule;
   PyObject* plain;  // a tuple of the saved values, None at `places`, where tensors go
   std::vector<Py_ssize_t> places;
   std::vector<Output> outputs;  // none where there is one, which has a gradient
   std::vector<std::pair<std::size_t, std::size_t>> equal;  // the first's gradient is the second's
+  // The first's gradient is the second of the upstream gradients.
+  std::vector<std::pair<std::size_t, std::size_t>> passed;
 
   // Returns the gradients that are needed, and none for the others. `grads` are those of the
   // outputs that have one. Called under the GIL.
@@ -75,9 +89,29 @@ struct Formula {
     // If all inputs that require a gradient are views made under no_grad, none has an edge.
     if (std::ranges::none_of(needed, std::identity())) return variable_list(wanted);
     std::vector<bool> asked = needed;
+    for (auto [place, of_output] : passed) asked[place] = false;
     for (auto [place, other] : equal) {
       if (needed[other]) asked[place] = false;
     }
+    variable_list result = std::ranges::any_of(asked, std::identity())
+                               ? computed(grads, saved, asked)
+                               : variable_list(wanted);
+    for (auto [place, of_output] : passed) {
+      if (needed[place]) result[place] = grads[of_output];
+    }
+    for (auto [place, other] : equal) {
+      if (needed[place] && needed[other]) result[place] = result[other];
+    }
+    return result;
+  }
+
+  std::string name() const { return PyUnicode_AsUTF8(PyTuple_GET_ITEM(rule, 0)); }
+
+ private:
+  // Returns the gradients that an implementation is asked for.
+  variable_list computed(const variable_list& grads, const variable_list& saved,
+                         const std::vector<bool>& asked) const {
+    const Py_ssize_t wanted = static_cast<Py_ssize_t>(asked.size());
     Object needs(PyTuple_New(wanted));
     for (Py_ssize_t place = 0; place < wanted; ++place) {
       PyTuple_SET_ITEM(needs.get(), place, PyBool_FromLong(asked[place]));
@@ -103,15 +137,9 @@ struct Formula {
       PyObject* value = PyTuple_GET_ITEM(found.get(), place);
       if (asked[place] && THPVariable_Check(value)) result[place] = THPVariable_Unpack(value);
     }
-    for (auto [place, other] : equal) {
-      if (needed[place] && needed[other]) result[place] = result[other];
-    }
     return result;
   }
 
-  std::string name() const { return PyUnicode_AsUTF8(PyTuple_GET_ITEM(rule, 0)); }
-
- private:
   // Returns the upstream gradient of the only output, or a tuple of those of several: zeros for
   // one that nothing used, as autograd.Function passes them.
   Object upstream(const variable_list& grads) const {
@@ -143,7 +171,7 @@ struct Formula {
 class PlannedBackward : public Node {
  public:
   PlannedBackward(PyObject* rule, torch::autograd::edge_list&& edges)
-      : Node(std::move(edges)), formula_{Py_NewRef(rule), nullptr, {}, {}, {}} {}
+      : Node(std::move(edges)), formula_{Py_NewRef(rule), nullptr, {}, {}, {}, {}} {}
 
   ~PlannedBackward() override {
     if (Py_IsInitialized() == 0) return;  // the process is ending
@@ -158,24 +186,32 @@ class PlannedBackward : public Node {
         {output.sizes().vec(), output.options(), output.is_floating_point()});
   }
 
-  // Notes which of the rule's pairs of equal gradients hold for these inputs.
-  void pair(PyObject* inputs) {
-    PyObject* pairs = PyTuple_GET_ITEM(formula_.rule, 5);
-    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(pairs); ++index) {
-      std::size_t places[2];
-      const at::Tensor* tensors[2];
-      for (int side = 0; side < 2; ++side) {
-        PyObject* place = PyTuple_GET_ITEM(PyTuple_GET_ITEM(pairs, index), side);
-        places[side] = PyLong_AsSize_t(place);
-        PyObject* input = PyList_GET_ITEM(inputs, static_cast<Py_ssize_t>(places[side]));
-        tensors[side] = THPVariable_Check(input) ? &THPVariable_Unpack(input) : nullptr;
+  // Notes which of the rule's pairs hold for these inputs and outputs.
+  void pair(PyObject* inputs, const variable_list& outputs) {
+    const auto input = [&](std::size_t place) {
+      PyObject* found = PyList_GET_ITEM(inputs, static_cast<Py_ssize_t>(place));
+      return THPVariable_Check(found) ? &THPVariable_Unpack(found) : nullptr;
+    };
+    PyObject* equal = PyTuple_GET_ITEM(formula_.rule, 5);
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(equal); ++index) {
+      const std::size_t place = number_in(equal, index, 0), other = number_in(equal, index, 1);
+      const at::Tensor *one = input(place), *two = input(other);
+      if (one != nullptr && two != nullptr && are_alike(*one, *two) &&
+          one->strides() == two->strides()) {
+        formula_.equal.emplace_back(place, other);
       }
-      if (tensors[0] == nullptr || tensors[1] == nullptr) continue;
-      const at::Tensor &one = *tensors[0], &other = *tensors[1];
-      if (one.scalar_type() == other.scalar_type() && one.device() == other.device() &&
-          one.sizes() == other.sizes() && one.strides() == other.strides()) {
-        formula_.equal.emplace_back(places[0], places[1]);
-      }
+    }
+    PyObject* passed = PyTuple_GET_ITEM(formula_.rule, 6);
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(passed); ++index) {
+      const std::size_t place = number_in(passed, index, 0), of = number_in(passed, index, 1);
+      const at::Tensor* one = input(place);
+      if (one == nullptr || !are_alike(*one, outputs[of])) continue;
+      // The upstream gradients are those of the outputs that have one.
+      const auto gradient = std::count_if(outputs.begin(), outputs.begin() + of,
+                                          [](const at::Tensor& tensor) {
+                                            return tensor.is_floating_point();
+                                          });
+      formula_.passed.emplace_back(place, static_cast<std::size_t>(gradient));
     }
   }
 
@@ -218,6 +254,10 @@ class PlannedBackward : public Node {
     for (auto [place, other] : formula_.equal) {
       args.collect(static_cast<int64_t>(place));
       args.collect(static_cast<int64_t>(other));
+    }
+    for (auto [place, of_output] : formula_.passed) {
+      args.collect(static_cast<int64_t>(place));
+      args.collect(static_cast<int64_t>(of_output));
     }
     for (std::size_t place = 0; place < num_outputs(); ++place) {
       args.collect(task_should_compute_output(place));
@@ -329,7 +369,7 @@ PyObject* attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (outputs.size() > 1) planned.note(output);
     if (output.is_floating_point()) torch::autograd::create_gradient_edge(output, node);
   }
-  planned.pair(args[1]);
+  planned.pair(args[1], outputs);
   // Saved after the edges are set: a saved output must not own its node.
   planned.save(args[2], outputs);
   Py_RETURN_NONE;

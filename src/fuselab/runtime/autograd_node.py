@@ -23,8 +23,8 @@ from fuselab.runtime.extension import NativeExtension
 # A function of (outputs, inputs, saved, rule) that makes the outputs, a tuple, differentiable
 # functions of the inputs, which are tensors and None. ``saved`` are the backward's arguments after
 # (needs, grad_output). A rule is (name, launch_plans.lookup, id of the backward, implementation,
-# function, Gradient.equal); the function takes (implementation, arguments) and computes the
-# gradient if there is no plan, or if the gradient is differentiated again.
+# function, Gradient.equal, Gradient.passed); the function takes (implementation, arguments) and
+# computes the gradient if there is no plan, or if the gradient is differentiated again.
 Attach = Callable[[tuple[Tensor, ...], list[Tensor | None], tuple[Any, ...], tuple[Any, ...]], None]
 
 _attach: Attach | None = None

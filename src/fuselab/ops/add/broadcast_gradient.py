@@ -79,14 +79,6 @@ def prefer(needs: Sequence[bool], grad_output: Tensor, *saved: Any) -> Sequence[
     return ("cuda", "triton") if columns <= MOST_COLUMNS else ("reference",)
 
 
-def unchanged(grad_output: Tensor, *saved: Any) -> tuple[bool, ...]:
-    """Return, for each operand, whether its gradient is the upstream gradient itself: that is so
-    for an operand with the output's shape and dtype."""
-    own = list(grad_output.shape), grad_output.dtype
-    each = zip(saved[:2], saved[2:], strict=True)  # shapes and dtypes of input and other
-    return tuple((list(shape), dtype) == own for shape, dtype in each)
-
-
 def backward(
     sums: LeadingSums, needs: Sequence[bool], grad_output: Tensor, *saved: Any
 ) -> tuple[Tensor | None, ...]:

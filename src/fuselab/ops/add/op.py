@@ -108,7 +108,7 @@ OP = FusedOp(
         save,
         gradient,
         prefer=broadcast_gradient.prefer,
-        unchanged=broadcast_gradient.unchanged,
+        passed=((0, 0), (1, 0)),
     ),
     draw=cases.draw,
     validate=validate,

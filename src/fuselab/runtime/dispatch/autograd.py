@@ -35,13 +35,6 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
                 held = registration.gradient_by_reference(name, arguments)
             if held is not None:
                 return held
-        asked = tuple(needs) if fresh else registration.changed(needs, (grad, *saved))
-        if asked != tuple(needs):
-            grads = raw_backward(name, asked, grad, saved) if any(asked) else (None,) * len(asked)
-            return tuple(
-                grad if need and not ask else found
-                for need, ask, found in zip(needs, asked, grads, strict=True)
-            )
         scalar_tensors = has_scalar_tensor(registration.schema[1][2:], saved)
         upstream = (grad,) if isinstance(grad, Tensor) else grad
         grads = registration.raw_backward(scalar_tensors, list(needs), *upstream, *saved, name)
@@ -128,6 +121,7 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
             saved = gradient.save(output, *nested(flat, ctx.lengths))
             values, ctx.saved_lengths = flat_of(saved, registration.saved_sequences)
             ctx.equal = _equal_gradients(registration, flat)
+            ctx.passed = _passed_gradients(registration, flat, output)
             _save(ctx, values)
             if registration.returned_count > 1:
                 outputs = output[: registration.output_count]
@@ -153,13 +147,17 @@ def autograd_function(registration: Registration) -> type[torch.autograd.Functio
             count = registration.output_count
             grad = upstream[0] if count == 1 else upstream[:count]
             asked = list(needs)
+            for place, _ in ctx.passed:
+                asked[place] = False
             for place, other in ctx.equal:
-                asked[place] = needs[place] and not needs[other]
-            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                grads = differentiable_backward(ctx.implementation, asked, grad, saved)
-            else:
-                grads = raw_backward(ctx.implementation, asked, grad, saved)
-            grads = list(grads)
+                asked[place] = asked[place] and not needs[other]
+            grads: list[Tensor | None] = [None] * len(asked)
+            if any(asked):
+                twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+                step = differentiable_backward if twice else raw_backward
+                grads = list(step(ctx.implementation, asked, grad, saved))
+            for place, of_output in ctx.passed:
+                grads[place] = upstream[of_output]
             for place, other in ctx.equal:
                 grads[place] = grads[other] if needs[other] else grads[place]
             result: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
@@ -201,6 +199,21 @@ def _equal_gradients(
         return ()
     tensors = [flat[place] for place in registration.tensor_positions]
     return tuple(pair for pair in gradient.equal if _are_alike(*(tensors[at] for at in pair)))
+
+
+def _passed_gradients(
+    registration: Registration, flat: Sequence[Any], output: Any
+) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of ``Gradient.passed`` that hold for these arguments and their output."""
+    gradient = registration.op.gradient
+    assert gradient is not None
+    outputs = output if isinstance(output, tuple) else (output,)
+    pairs = ((flat[registration.tensor_positions[at]], outputs[of]) for at, of in gradient.passed)
+    hold = [
+        all(getattr(one, name) == getattr(other, name) for name in ("dtype", "device", "shape"))
+        for one, other in pairs
+    ]
+    return tuple(pair for pair, holds in zip(gradient.passed, hold, strict=True) if holds)
 
 
 def _are_alike(one: Any, other: Any) -> bool:

@@ -137,8 +137,9 @@ class Registration:
         if rule is None:
             name = self.function.__name__
             step = (launch_plans.lookup, self.backward_id, implementation, self.function.past_plan)
-            equal = tuple(self.op.gradient.equal)  # type: ignore[union-attr]
-            rule = self.rules[implementation] = (name, *step, equal)
+            gradient: Any = self.op.gradient
+            pairs = tuple(gradient.equal), tuple(gradient.passed)
+            rule = self.rules[implementation] = (name, *step, *pairs)
         outputs = output[: self.output_count] if self.returned_count > 1 else (output,)
         tensors = [args[place] for place in self.tensor_positions]
         attach(outputs, tensors, saved, rule)
@@ -363,22 +364,13 @@ class Registration:
         None. They may be views of the upstream gradient, which autograd allows: a sum's gradients
         are the upstream one, and copying it doubled the time of a backward of 262144 x 1024 on an
         H200."""
-        needs, *rest = arguments
         with launch_recording.ChoiceWatch() as choice:
-            if any(self.changed(needs, rest)) and self._with_backward(name, arguments):
+            if self._with_backward(name, arguments):
                 return None
         reference = self.op.gradient.reference  # type: ignore[union-attr]
         if choice.is_final:
             launch_plans.keep_reference(self.backward_id, name, arguments, reference)
         return without_autocast(reference, arguments)
-
-    def changed(self, needs: Sequence[bool], arguments: Sequence[Any]) -> tuple[bool, ...]:
-        """Return ``needs`` without the gradients that are the upstream gradient itself."""
-        unchanged = self.op.gradient.unchanged  # type: ignore[union-attr]
-        if unchanged is None:
-            return tuple(needs)
-        pairs = zip(needs, unchanged(*arguments), strict=True)
-        return tuple(need and not is_unchanged for need, is_unchanged in pairs)
 
     def _fake_backward(self, *args: Any) -> Any:
         gradient = self.op.gradient

@@ -86,11 +86,15 @@ def schema_of(op: FusedOp) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
             f"{op.name}: gradient.reference must begin with (needs: Sequence[bool], "
             f"grad_output: {upstream[0]}, ...)."
         )
-    if op.output_count > 1 and op.gradient.unchanged is not None:
-        raise ContractError(
-            f"{op.name}: Gradient.unchanged compares with one upstream gradient, and the operator "
-            f"has {op.output_count} outputs; leave it out."
-        )
+    known = range(len(op.tensor_parameters)), range(op.output_count)
+    takes_sequences = any(kind == "Tensor[]" for _, kind in forward)
+    for place, of_output in op.gradient.passed:
+        if takes_sequences or place not in known[0] or of_output not in known[1]:
+            raise ContractError(
+                f"{op.name}: Gradient.passed has the pair {(place, of_output)}; they are a place "
+                f"among its {len(known[0])} tensors, none of them in a sequence, and one among its "
+                f"{len(known[1])} outputs."
+            )
     first = {other for _, other in op.gradient.equal}
     for place, other in op.gradient.equal:
         if place in first or not {place, other} <= {*range(len(op.tensor_parameters))}:
