@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fuselab.ejection.deviations import in_one_sweep
 from fuselab.ejection.fold import COLUMNS
@@ -11,10 +12,14 @@ from fuselab.ejection.loops import (
     Apply,
     Constant,
     Expression,
+    Load,
     Position,
     Size,
     element_kind,
+    walk,
 )
+from fuselab.ejection.pairs import pairs_of
+from fuselab.ejection.picks import pick_of
 from fuselab.ejection.plan import KERNEL_FUNCTIONS, KernelPlan, with_code
 from fuselab.ejection.triton_functions import (
     Function,
@@ -53,9 +58,35 @@ def imports(body: str, own: Sequence[str] = ()) -> list[str]:
     return [*lines, line]
 
 
+def as_emitted(plan: KernelPlan) -> KernelPlan:
+    """Return a kernel with what Triton computes in fewer sweeps than its reductions ask for."""
+    return with_picks(in_one_sweep(plan))
+
+
+def with_picks(plan: KernelPlan) -> KernelPlan:
+    """Return a kernel with those of its sums in which a single column counts, where that column is
+    one loop's and the kernel has other reductions, whose sweeps it follows."""
+    axes = plan.kernel.column_axes
+    if plan.sums or plan.scans or len(axes) != 1:
+        return plan
+    of_pairs = {operand.name for pair in pairs_of(plan) for operand in pair}
+    found = {}
+    for one in plan.reductions:
+        pick = pick_of(one, axes, plan.axes_of)
+        is_paired = of_pairs and any(
+            isinstance(part, Load) and plan.value_names[part] in of_pairs
+            for part in walk([one.operand])
+        )
+        if pick is not None and not is_paired:
+            found[one] = pick
+    if not found or len(found) == len(plan.reductions):
+        return plan
+    return replace(plan, picks=found, _depths={}, _axes={})
+
+
 def reducing_text(plan: KernelPlan) -> str:
     """Return the text of a kernel's ``triton_sweep.Reducing``."""
-    plan = in_one_sweep(plan)
+    plan = as_emitted(plan)
     stores = ", stores_columns=True" if stores_in_a_sweep_of_its_own(plan) else ""
     integers = [one for one in plan.reductions if one.kind == "int"]
     whole = ", has_integers=True" if integers else ""
@@ -70,7 +101,7 @@ def reducing_text(plan: KernelPlan) -> str:
 def _functions(plan: KernelPlan) -> list[Function]:
     """Return the functions of a kernel: with sums over its rows there is one that adds up what
     programs leave."""
-    plan = in_one_sweep(plan)
+    plan = as_emitted(plan)
     if plan.sums:
         summing = SummingRows(plan) if plan.reductions else SummingColumns(plan)
         return [summing, SumsOfShares(plan)]

@@ -37,6 +37,7 @@ from fuselab.ejection.loops import (
     chosen_in,
     walk,
 )
+from fuselab.ejection.picks import Pick
 from fuselab.errors import EjectError
 
 _DIMS = {
@@ -53,7 +54,7 @@ _TAKEN = {
     *("tl", "triton", "libdevice", "math", "philox", "numel", "offset", "load", "tile"),
     *("larger", "smaller", "product", "position_of", "range", "float"),
     *("sums", "shares", "turn", "first_turn", "end_turn", "turn_partials"),
-    *("in_share", "in_shares", "in_first"),
+    *("in_share", "in_shares", "in_first", "is_picked"),
 }
 
 
@@ -119,7 +120,8 @@ class KernelPlan:
     ``numbers`` are the sizes that the kernel takes as arguments of their own; the number of its
     columns it has in any case. ``sums`` are the results that are sums over the rows; what is in
     ``stores`` for them are the terms. ``deviations`` are the sums of squared deviations that the
-    sweep computes that sums up the terms themselves, each with the sum of these.
+    sweep computes that sums up the terms themselves, each with the sum of these. ``picks`` are the
+    sums that no sweep computes, because a single column counts.
     """
 
     name: str
@@ -131,6 +133,7 @@ class KernelPlan:
     stores: Mapping[Node, Expression]
     sums: frozenset[Node] = frozenset()
     deviations: Mapping[Reduced, Reduced] = field(default_factory=dict)
+    picks: Mapping[Reduced, Pick] = field(default_factory=dict)
     code: str | None = None  # the name of the kernel whose code it shares, where it has none
     of_lists: bool = False  # whether tensors of lists share its code
     _depths: dict[Expression, int] = field(default_factory=dict)
@@ -157,7 +160,7 @@ class KernelPlan:
     @property
     def reductions(self) -> tuple[Reduced, ...]:
         found = walk(list(self.stores.values()))
-        return tuple(one for one in found if isinstance(one, Reduced))
+        return tuple(one for one in found if isinstance(one, Reduced) and one not in self.picks)
 
     @property
     def scans(self) -> tuple[Scanned, ...]:
@@ -174,7 +177,9 @@ class KernelPlan:
         if expression not in self._depths:
             below = max(map(self.depth, children(expression)), default=0)
             # The sum of squared deviations is known as soon as the mean is.
-            is_later = isinstance(expression, Reduced) and expression not in self.deviations
+            is_later = isinstance(expression, Reduced) and not (
+                expression in self.deviations or expression in self.picks
+            )
             self._depths[expression] = below + is_later
         return self._depths[expression]
 

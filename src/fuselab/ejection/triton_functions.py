@@ -75,6 +75,8 @@ class Function:
         self.lines: list[str] = []
         self.indent = 1
         self.known: dict[Expression, str] = {}  # values that have a name in the present scope
+        self.column = "column"  # the text of the position along the columns
+        self.prefix = ""  # of the names of values at a picked column
         self.namer = Namer([*plan.value_names.values(), *(one.name for one in plan.operands)])
         self.row_axes = frozenset(plan.kernel.row_axes)
         self.column_axes = frozenset(plan.kernel.column_axes)
@@ -228,7 +230,7 @@ class Function:
             elif isinstance(one, Scanned):
                 self.scan(one)
             elif isinstance(one, Apply) and one in self.plan.value_names:
-                name = self.plan.value_names[one]
+                name = self.name_of(one)
                 self.write(f"{name} = {self.formula(one)}")
                 self.known[one] = name
 
@@ -245,9 +247,15 @@ class Function:
             value = f"({value}).to(tl.int64)"
         return f"tl.where({self.exists}, {value}, {triton_neutral(one.function, one.kind)})"
 
-    def load(self, one: Load | Position) -> None:
+    def name_of(self, one: Expression) -> str:
+        """Return the name of a value, which is another one at a picked column."""
         name = self.plan.value_names[one]
-        operand = next(operand for operand in self.plan.loads if operand.name == name)
+        return self.namer.name(f"{self.prefix}{name}") if self.prefix else name
+
+    def load(self, one: Load | Position) -> None:
+        known = self.plan.value_names[one]
+        operand = next(operand for operand in self.plan.loads if operand.name == known)
+        name = self.name_of(one)
         if isinstance(one, Position):
             self.write(f"{name} = {self.place(operand) or 0}")
         else:
@@ -432,7 +440,7 @@ class Rows(Function):
         if self.on_rows(operand):
             parts.append(f"offset(row, {operand.name}_row_strides)")
         if self.has(operand, self.column_axes):
-            parts.append(f"offset(column, {operand.name}_column_strides)")
+            parts.append(f"offset({self.column}, {operand.name}_column_strides)")
         return " + ".join(parts)
 
     def loaded(self, operand: Operand, one: Load) -> str:
@@ -443,12 +451,38 @@ class Rows(Function):
 
     def address(self, operand: Operand, is_guarded: bool = False) -> str:
         if self.has_row_pointer(operand):
-            offset = f"offset(column, {operand.name}_column_strides)"
+            offset = f"offset({self.column}, {operand.name}_column_strides)"
             places = offset, *self.chosen_places(operand, is_guarded)
             return " + ".join((f"{operand.name}_row", *places))
         return super().address(operand, is_guarded)
 
+    def children(self, one: Expression) -> tuple[Expression, ...]:
+        if isinstance(one, Reduced) and one in self.plan.picks:
+            return (self.plan.picks[one].index,)
+        return super().children(one)
+
+    def masks(self, one: Load) -> str:
+        return "is_row, is_picked" if self.prefix else super().masks(one)
+
+    def reduce(self, one: Reduced) -> None:
+        """Write the computation of a value at the single column that a sum consists of."""
+        picked = self.plan.picks[one]
+        self.define(self.constant_in([picked.value]))
+        index = self.value(picked.index)
+        if isinstance(picked.index, Apply) and picked.index not in self.known:
+            index = self.named(picked.index, index)
+        self.write(f"is_picked = is_row & ({index} >= 0) & ({index} < numel(column_sizes))")
+        outer, scope = dict(self.known), (self.column, self.prefix)
+        self.column, self.prefix = f"({index},)", "picked_"
+        self.define([picked.value])
+        name = self.plan.value_names[one]
+        self.write(f"{name} = tl.where(is_picked, {self.value(picked.value)}, 0.0)")
+        self.known = {**outer, one: name}
+        self.column, self.prefix = scope
+
     def once(self, one: Load) -> tuple[str, ...]:
+        if self.prefix:
+            return ()
         loops = self.row_axes | self.column_axes
         return ("ONCE",) if self.plan.axes_of(one) >= loops else ()
 
