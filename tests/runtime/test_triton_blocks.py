@@ -21,6 +21,7 @@ from fuselab.runtime.triton_blocks import (
     TILE,
     Reducing,
     block_of_rows,
+    has_nested_columns,
     is_read_once,
     tile,
 )
@@ -234,3 +235,20 @@ def test_partial_results_that_many_programs_read_are_joined_first() -> None:
     assert launches(1 << 17, **several) == joined
     assert launches(1 << 17, sweeps=1) == [(1, 64, 0), (2, 1, 0)]
     assert launches(1 << 17, **several, sums=1) == launches(1 << 10, **several)
+
+
+@pytest.mark.parametrize(
+    ("width", "is_nested"), [(111, False), (1001, False), (4001, True), (5001, False), (8190, True)]
+)
+def test_a_loop_is_swept_over_alone_where_it_fills_a_block(
+    monkeypatch: pytest.MonkeyPatch, width: int, is_nested: bool
+) -> None:
+    """A block of 4096 columns in a loop of 111 would leave most threads idle."""
+    monkeypatch.setattr(gpu_limits, "multiprocessors", lambda device: 132)
+    x = torch.empty(64, 2048, width + 1, device="meta", dtype=torch.bfloat16)
+    total = torch.empty((), device="meta")
+    sizes = {"batch": 64, "length": 2048, "width": width}
+    loops = Sweep({}, sizes, [(x[..., 1:], "batch length width")], [(total, "")])
+    block = block_of_rows(loops, 2, 0, Reducing(1, 1), torch.device("meta"))
+    assert block.columns == 4096
+    assert has_nested_columns(loops, block) == is_nested

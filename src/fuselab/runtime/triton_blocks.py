@@ -395,10 +395,13 @@ def _parts(
 def has_nested_columns(swept: Sweep, block: Block) -> bool:
     """Return whether the innermost loop of the columns is swept over alone, which saves divisions:
     one for each pack of elements, but one for each element if packs straddle its end. It also saves
-    a load for each element where there are steps between turns of the loop."""
+    a load for each element where there are steps between turns of the loop. A block that exceeds
+    the loop by more than a third would leave too many threads idle."""
     inner = swept.columns.sizes[-1]
-    is_long = inner >= (64 if inner % 16 else LONG_LOOP) or _has_steps_between(swept)
-    return block.parts > 0 and len(swept.columns.sizes) > 1 and is_long
+    is_filled = 3 * ceil_div(inner, block.columns) * block.columns <= 4 * inner
+    is_long = inner >= (64 if inner % 16 else LONG_LOOP) and is_filled
+    is_nested = is_long or _has_steps_between(swept)
+    return block.parts > 0 and len(swept.columns.sizes) > 1 and is_nested
 
 
 def _has_steps_between(swept: Sweep) -> bool:
