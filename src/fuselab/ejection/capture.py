@@ -150,6 +150,7 @@ def with_sources(results: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 _MANY = 1 << 30
+_SILENT = ("torch._subclasses.fake_tensor", "torch._dynamo.metrics_context")  # loggers
 _HELD = ("_parameters", "_buffers", "_modules")  # of a module
 _NOTHING = ("LOAD_CONST", None)  # before a return, in bytecode
 
@@ -457,15 +458,19 @@ def _run_dynamo(
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Keep what PyTorch says of errors that are caught here off the screen."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    was_disabled, logger.disabled = logger.disabled, True
+    """Keep what PyTorch says of errors that are caught here off the screen, and of its own: torch
+    2.11 cannot write the functions of ``_TELLING`` into its metrics."""
+    loggers = [logging.getLogger(name) for name in _SILENT]
+    were_disabled = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Error detected in")
             yield
     finally:
-        logger.disabled = was_disabled
+        for logger, was_disabled in zip(loggers, were_disabled, strict=True):
+            logger.disabled = was_disabled
 
 
 @contextlib.contextmanager
