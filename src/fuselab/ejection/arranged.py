@@ -24,6 +24,8 @@ from fuselab.ejection.steps import (
 )
 from fuselab.ejection.windows import Pooling
 
+BORDER_SHARE = 8  # a border is at most one part in so many of a dimension
+
 
 def rolls_several_dimensions(graph: fx.Graph) -> bool:
     """Return whether tensors are rolled along more than one dimension. Cutting each in two would
@@ -36,6 +38,12 @@ def rolls_several_dimensions(graph: fx.Graph) -> bool:
         for dim in node.args[2]
     }
     return len(rolled) > 1
+
+
+def _of_reductions(node: Node) -> bool:
+    """Return whether a value is computed from sums, which a kernel stores before another reads them
+    at positions that it computes."""
+    return any(isinstance(one, Reduction) for one in ancestors(node))
 
 
 class Arrangements(Pooling):
@@ -172,9 +180,19 @@ class Arrangements(Pooling):
     ) -> Node:
         """Return ``part`` as a slice of a tensor that is ``around``, or zero, elsewhere."""
         common = self.common(node)
-        start = self.start(node, start, common["sizes"][dim])
+        whole = common["sizes"][dim]
+        start = self.start(node, start, whole)
+        end = self.exact(whole - start - part.sizes[dim])
+        is_border = step == 1 and self.is_border(whole - part.sizes[dim], whole)
+        if is_border and not _of_reductions(part):
+            return self.surrounded(node, part, [(dim, start, end)], around or Constant(0.0))
         around = around or self.pointwise(node, "same", (Constant(0),))
         return self.parts.placed(common, dim, start, step, part, around)
+
+    def is_border(self, rest: sympy.Expr, whole: sympy.Expr) -> bool:
+        """Return whether a part of a dimension is so small that a kernel of it would cost more than
+        looking in the kernel of the whole where an element lies."""
+        return 0 < self.hint(rest) * BORDER_SHARE <= self.hint(whole)
 
     def op_slice_scatter(self, node: FxNode) -> Node:
         arguments = arguments_of(node)
@@ -219,7 +237,7 @@ class Arrangements(Pooling):
                 added.append((dim, before, behind))
         if not added:
             return result
-        if any(isinstance(one, Reduction) for one in ancestors(result)):
+        if _of_reductions(result):
             return self.joined_to(node, result, added, value)
         return self.surrounded(node, result, added, value)
 
@@ -290,7 +308,9 @@ class Arrangements(Pooling):
             if not 0 < abs(hint) < size_hint:
                 result = self.rolled(node, result, dim, number_of(shift))
                 continue
-            if dim != len(result.sizes) - 1 and rolls_several_dimensions(node.graph):
+            moved = sympy.Integer(min(abs(hint), size_hint - abs(hint)))
+            several = dim != len(result.sizes) - 1 and rolls_several_dimensions(node.graph)
+            if several or self.is_border(moved, size):
                 result = self.rolled(node, result, dim, number_of(shift))
                 continue
             front = self.exact(size - amount) if hint > 0 else -amount
