@@ -200,3 +200,130 @@ def fake_quantized(x, scale):
 def edge_messages(nodes, edges, source, target):
     messages = F.relu(nodes[source] + edges)
     return torch.zeros_like(nodes).index_add(0, target, messages)
+
+
+@member(floats(SEQUENCES, TOKENS, 1), floats(SEQUENCES, 1, TOKENS), floats(TOKENS))
+def pairwise_gate(rows, columns, bias):
+    return torch.sigmoid(rows + columns + bias)
+
+
+@member(floats(SEQUENCES, TOKENS, 3), floats(SEQUENCES, TOKENS, 3))
+def point_distances(x, y):
+    return (x[:, :, None] - y[:, None]).square().sum(-1).sqrt()
+
+
+@member(floats(Many(8192), 4), floats(8192, 4))
+def box_overlaps(boxes, others):
+    low = torch.maximum(boxes[:, None, :2], others[:, :2])
+    size = (torch.minimum(boxes[:, None, 2:], others[:, 2:]) - low).clamp(min=0)
+    both = size[..., 0] * size[..., 1]
+    area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    other_area = (others[:, 2] - others[:, 0]) * (others[:, 3] - others[:, 1])
+    return both / (area[:, None] + other_area - both)
+
+
+@member(floats(Many(128), 80, 3000))
+def log_spectrogram(power):
+    spectrogram = power.clamp(min=1e-10).log10()
+    spectrogram = torch.maximum(spectrogram, spectrogram.amax((1, 2), keepdim=True) - 8)
+    return (spectrogram + 4) / 4
+
+
+@member(floats(ROWS, WIDTH))
+def whitened_columns(x):
+    return (x - x.mean(0)) / (x.std(0) + 1e-6)
+
+
+@member(floats(Many(256), 2048, 64))
+def slot_softmax(scores):
+    return torch.softmax(scores * 0.125, 1)
+
+
+@member(floats(SEQUENCES, 8, TOKENS, TOKENS))
+def mean_of_heads(shares):
+    return shares.mean(1)
+
+
+@member(floats(ROWS, WIDTH), floats(ROWS, WIDTH))
+def interleaved(x, y):
+    return torch.stack((torch.tanh(x), y), -1).flatten(-2)
+
+
+@member(floats(ROWS, 2000), floats(ROWS, 48))
+def joined_features(x, y):
+    return F.relu(torch.cat((x, y), -1))
+
+
+@member(floats(SEQUENCES, 32, TOKENS, 64), floats(SEQUENCES, 8, TOKENS, 64))
+def grouped_heads(q, k):
+    return q * k.repeat_interleave(4, 1) * 0.125
+
+
+@member(floats(SEQUENCES, 4, TOKENS, TOKENS))
+def lower_triangle_mean(x):
+    return torch.tril(x).sum(-1) / torch.arange(1, x.shape[-2] + 1, device=x.device)
+
+
+@member(
+    floats(Many(1 << 20), 16),
+    floats(Many(1 << 20), 16),
+    floats(Many(1 << 20), 16),
+    floats(Many(1 << 20), 1),
+)
+def mixture_likelihood(logits, mean, log_scale, target):
+    distance = (target - mean) * torch.exp(-log_scale)
+    terms = F.log_softmax(logits, -1) - 0.5 * distance.square() - log_scale
+    return -torch.logsumexp(terms, -1)
+
+
+@member(floats(Many(1 << 20), 64), floats(Many(1 << 20), 1), floats(64))
+def quantile_loss(prediction, target, quantile):
+    error = target - prediction
+    return torch.maximum(quantile * error, (quantile - 1) * error).mean()
+
+
+@member(floats(ROWS, 4096))
+def softmax_of_groups(x):
+    return torch.softmax(x.unflatten(-1, (256, 16)), -1).flatten(-2)
+
+
+@member(floats(SEQUENCES, TOKENS, WIDTH))
+def running_mean_of_time(x):
+    steps = torch.arange(1, x.shape[1] + 1, device=x.device)
+    return x.cumsum(1) / steps[:, None]
+
+
+@member(floats(ROWS, WIDTH))
+def turned_halves(x):
+    return F.silu(x.roll(1024, -1)) * x
+
+
+@member(floats(IMAGES, 128, 112, 112))
+def subsampled(x):
+    return F.relu(x[..., ::2, ::2])
+
+
+@member(floats(ROWS, 4096))
+def maxout(x):
+    return x.unflatten(-1, (1024, 4)).amax(-1)
+
+
+@member(floats(IMAGES, 128, 56, 56), floats(128, 1, 1))
+def channel_shuffle(x, bias):
+    return F.relu(x + bias).unflatten(1, (4, 32)).transpose(1, 2).flatten(1, 2)
+
+
+@member(floats(IMAGES, 128, 56, 56))
+def pixel_norm(x):
+    return x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-8)
+
+
+@member(floats(Many(32), CLASSES, 256, 256))
+def entropy_of_pixels(logits):
+    shares = torch.log_softmax(logits, 1)
+    return -(shares.exp() * shares).sum(1).mean()
+
+
+@member(floats(Many(1024), 256), floats(Many(1024), 256), floats(256))
+def outer_product(x, y, bias):
+    return torch.tanh(torch.einsum("bi,bj->bij", x, y) + bias)
