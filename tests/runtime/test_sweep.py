@@ -141,3 +141,33 @@ def test_a_quotient_is_that_of_c() -> None:
     assert quotient(2.0, 0) == math.inf
     assert quotient(-2.0, 0.0) == -math.inf
     assert math.isnan(quotient(0.0, 0)) and math.isnan(quotient(math.nan, 0))
+
+
+def test_short_columns_join_the_loop_around_them() -> None:
+    """The gradient of a mean over blocks of 4 x 4: each of its elements is read 4 times in a row of
+    x, and the copy that has them so often has a fourth of x's elements."""
+    sizes = {"batch": 2, "group": 3, "row": 4, "group_2": 5, "column": 4}
+    grad = torch.arange(2 * 3 * 5.0).reshape(2, 3, 5)
+    x = torch.arange(2 * 12 * 20.0).reshape(2, 12, 20)
+    read = [(grad, "batch group group_2"), (x, "batch (group row) (group_2 column)")]
+    written = [(torch.empty_like(x), "batch (group row) (group_2 column)")]
+    swept = Sweep(sizes, {}, read, written)
+    assert swept.columns.sizes == (4,)
+    long = swept.with_long_columns(16, 4)
+    assert long.columns.sizes == (20,) and long.rows.numel == 24
+    for row in range(24):
+        group = row // 4
+        for column in range(20):
+            assert element(long, 0, row, column) == float(grad[group // 3, group % 3, column // 4])
+            assert element(long, 1, row, column) == float(x.reshape(24, 20)[row, column])
+    assert long.tensors[2] is written[0][0]
+    assert swept.with_long_columns(16, 5) is swept
+    assert swept.with_long_columns(4, 4) is swept
+
+
+def test_columns_that_are_reduced_stay_short() -> None:
+    x, mean = torch.ones(6, 12, 20), torch.ones(6, 12, 5)
+    read = [(mean, "batch row group"), (x, "batch row (group column)")]
+    axes = {"batch": 6, "row": 12, "group": 5}
+    swept = Sweep(axes, {"column": 4}, read, [(torch.empty(6, 12, 5), "batch row group")])
+    assert swept.with_long_columns(16, 1) is swept

@@ -17,6 +17,9 @@ from fuselab.runtime.sweep import Sweep
 NARROW = 32
 # Rows that are fewer in a run are not.
 FEW = 8
+# Shorter runs of columns leave lanes of a vector empty. Copies that make them longer are small with
+# at most a fourth of a result's elements.
+SHORT, SHARE = 16, 4
 
 CPP_TYPES = {
     torch.float32: "float",
@@ -64,6 +67,7 @@ class CppSweeps:
         self, name: str, swept: Sweep, compute: torch.dtype, numbers: Sequence[int]
     ) -> None:
         swept.order_rows_by_result()
+        swept = swept.with_long_columns(SHORT, SHARE)
         tensors = [tensor for tensor in swept.tensors if tensor is not None]
         lane = "row" if _lanes_are_rows(swept) else "column"
         types = ", ".join([CPP_TYPES[compute], *(CPP_TYPES[tensor.dtype] for tensor in tensors)])

@@ -198,6 +198,7 @@ class Sweep:
         self.on_columns = tuple(any(axis in columns for axis in own) for own in steps)
         self.rows = _collapsed(list(rows), sizes, steps)
         self.columns = _collapsed(list(columns), sizes, steps, self.in_order)
+        self._has_columns = bool(columns)
         if not columns:
             self.rows, self.columns = _innermost_apart(self.rows)
 
@@ -250,6 +251,57 @@ class Sweep:
             tuple(self.rows.sizes[loop] for loop in order),
             tuple(tuple(strides[loop] for loop in order) for strides in self.rows.strides),
         )
+
+    def with_long_columns(self, short: int, share: int) -> Sweep:
+        """Return the sweep of a kernel without reductions with the innermost rows among its
+        columns, where a run of these has fewer than ``short`` elements and both lie in one line in
+        all results.
+
+        Operands that repeat an element along the columns, as the gradient of a mean does, get a
+        copy with its repetitions. The sweep is returned as it is where a copy would have more than
+        a ``share``-th of the elements of a result, or where an operand lies otherwise.
+        """
+        if self._has_columns or len(self.columns.sizes) != 1:
+            return self
+        if not 1 < self.columns.sizes[0] < short or self.rows.numel == 0:
+            return self
+        run, rows = self.columns.sizes[0], self.rows.sizes[-1]
+        tensors = list(self.tensors)
+        outer = list(zip(*self.rows.strides, strict=True))[:-1]
+        strides = [list(own) for own in zip(*outer, strict=True)] or [[] for _ in tensors]
+        joined = []
+        for place, tensor in enumerate(tensors):
+            row, column = self.rows.strides[place][-1], self.columns.strides[place][-1]
+            if row == column * run:
+                joined.append(column)
+                continue
+            if tensor is None or column != 0 or place >= self.read:
+                return self
+            sizes = [
+                size if step else 1
+                for size, step in zip(self.rows.sizes[:-1], strides[place], strict=True)
+            ]
+            if math.prod(sizes) * rows * run * share > self.rows.numel * run:
+                return self
+            whole = tensor.as_strided(
+                (*sizes, rows, run), (*strides[place], row, 0), tensor.storage_offset()
+            )
+            tensors[place] = copy_of = whole.contiguous()
+            strides[place] = [
+                new if old else 0
+                for new, old in zip(copy_of.stride(), strides[place], strict=False)
+            ]
+            joined.append(1)
+        if all(old is new for old, new in zip(tensors, self.tensors, strict=True)):
+            return self
+        loops = _merged(
+            [*self.rows.sizes[:-1], rows * run],
+            [*zip(*strides, strict=True), tuple(joined)],
+            len(tensors),
+        )
+        found = self._with(*_innermost_apart(loops))
+        found.tensors = tuple(tensors)
+        return found
 
     def by_result(self) -> Sweep:
         """Return the sweep of a kernel without reductions with its loops in the order in which the
