@@ -3,6 +3,7 @@
 
 #include <tuple>
 
+#include "cpu_elements.h"
 #include "cpu_positions.h"
 
 // Stores for each pair of numbers {first, step} the four comparisons, lane by lane: as Stepped
@@ -83,5 +84,77 @@ void divide(const int64_t* pairs, int64_t* quotients, int64_t count) {
     const math::Stepped<V> number(pairs[3 * i], pairs[3 * i + 1]), by(pairs[3 * i + 2]);
     const LongIntegers<V> found = number / by;
     for (int64_t lane = 0; lane < lanes<V>; ++lane) quotients[16 * i + lane] = found[lane];
+  }
+}
+
+// Stores what small numbers {first, step} give lane by lane: whether a < b, a <= b and a = b, the
+// larger and the smaller number, the absolute value of a, a / 3, (a / 3) b, and where a / 3 < b it,
+// else a; and as real numbers the last one.
+template <class Real>
+void combine_small(const int64_t* pairs, int64_t* found, Real* reals, int64_t count) {
+  using V = Vector<Real>;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t* const pair = pairs + 4 * i;
+    const math::SmallStepped<V> a(pair[0], pair[1]), b(pair[2], pair[3]);
+    const int64_t one = 1, none = 0;
+    const auto third = a / math::SmallStepped<V>(3);
+    const auto chosen = math::where_integer<V>(math::less<V>(third, b), third, a);
+    int64_t k = 0;
+    const auto put = [&](auto number) {
+      for (int64_t lane = 0; lane < lanes<V>; ++lane)
+        found[(9 * i + k) * 16 + lane] = math::integers<V>(number)[lane];
+      ++k;
+    };
+    put(math::where_integer<V>(math::less<V>(a, b), math::Narrow<V>(one), none));
+    put(math::where_integer<V>(math::at_most<V>(a, b), math::Narrow<V>(one), none));
+    put(math::where_integer<V>(math::equal<V>(a, b), math::Narrow<V>(one), none));
+    put(math::larger_integer<V>(a, b));
+    put(math::smaller_integer<V>(a, b));
+    put(math::absolute_integer<V>(a));
+    put(third);
+    put(third * b);
+    put(chosen);
+    const V real = math::real_of_integer<V>(chosen);
+    for (int64_t lane = 0; lane < lanes<V>; ++lane) reals[16 * i + lane] = real[lane];
+  }
+}
+
+// Stores whether every number is small that the same formulas give between the bounds {low, high} of
+// two numbers.
+template <class Real>
+void bound(const int64_t* bounds, bool* is_small, int64_t count) {
+  using V = Vector<Real>;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t* const own = bounds + 4 * i;
+    is_small[i] = true;
+    const math::Bounds<V> a{double(own[0]), double(own[1]), is_small + i};
+    const math::Bounds<V> b{double(own[2]), double(own[3]), is_small + i};
+    const auto third = a / math::Bounds<V>(3);
+    math::where_integer<V>(math::less<V>(third, b), third * b, -a);
+  }
+}
+
+// Stores the elements at places of their own, and those at every second place, in the lanes where a
+// mask is true.
+template <class Real, class Element>
+void gather(const Element* elements, const int64_t* places, const bool* masks, Element* found,
+            int64_t count) {
+  using V = Vector<Real>;
+  for (int64_t i = 0; i < count; ++i) {
+    Integers<V> place, mask;
+    for (int64_t lane = 0; lane < lanes<V>; ++lane) {
+      place[lane] = places[16 * i + lane];
+      mask[lane] = -int64_t(masks[16 * i + lane]);
+    }
+    auto* const to = found + 32 * i;
+    const auto* const from = reinterpret_cast<const Stored<Element>*>(elements);
+    const auto gathered = gathered_where<V, Element>(from, place, mask);
+    std::memcpy(to, &gathered, sizeof gathered);
+#if defined(__AVX2__)
+    if constexpr (has_masked_load<V, Element>) {
+      const auto second = load_second_where<V, Element>(from, mask);
+      std::memcpy(to + 16, &second, sizeof second);
+    }
+#endif
   }
 }

@@ -118,3 +118,93 @@ def test_quotients_are_rounded_towards_zero(dtype):
         numbers = [first + step * lane for lane in range(lanes)]
         expected = [abs(one) // abs(by) * (1 if (one < 0) == (by < 0) else -1) for one in numbers]
         assert found[place, :lanes].tolist() == expected, triples[place]
+
+
+def towards_zero(number, by):
+    return abs(number) // abs(by) * (1 if (number < 0) == (by < 0) else -1)
+
+
+@pytest.mark.parametrize("dtype", NAMES, ids=["float32", "float64"])
+def test_small_numbers(dtype):
+    """Quotients of numbers up to 2^30 are exact, found in single precision or not."""
+    pairs = [
+        (first, step, other, growth)
+        for first in (0, 1, 2, 5, -7, 2**20 - 1, 2**24 + 1, 2**30 - 1000, -(2**30) + 100)
+        for step in (0, 1, 2, 31, -1)
+        for other, growth in ((0, 0), (1, 0), (-2, 1), (3, -2))
+    ]
+    found = torch.full((len(pairs), 9, 16), 777)
+    reals = torch.zeros(len(pairs), 16, dtype=dtype)
+    arguments = (torch.tensor(pairs), found, reals, i64(len(pairs)))
+    SOURCE.launch(f"combine_small<{NAMES[dtype]}>", arguments)
+    lanes = int((found[0, 0] != 777).sum())
+    for place, (first, step, other, growth) in enumerate(pairs):
+        expected = []
+        for lane in range(lanes):
+            a, b = first + step * lane, other + growth * lane
+            third = towards_zero(a, 3)
+            product = third * b
+            if dtype == torch.float32:  # of which the lower 32 bits remain
+                product = (product + 2**31) % 2**32 - 2**31
+            chosen = third if third < b else a
+            bigger, less = max(a, b), min(a, b)
+            expected.append([a < b, a <= b, a == b, bigger, less, abs(a), third, product, chosen])
+        wanted = torch.tensor(expected, dtype=torch.int64).T
+        assert torch.equal(found[place, :, :lanes], wanted), pairs[place]
+        assert torch.equal(reals[place, :lanes], wanted[8].to(dtype)), pairs[place]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "is_small"),
+    [
+        ((0, 2**30, 0, 1), True),
+        ((0, 2**30 + 1, 0, 1), False),  # a
+        ((0, 9, -(2**30) - 1, 0), False),  # b
+        ((0, 3 * 2**20, 0, 2**10), True),
+        ((0, 3 * 2**20 + 3, 0, 2**10), False),  # their product
+        ((-(3 * 2**20), 0, 0, 2**11), False),
+        ((-(2**62), 2**62, 0, 0), False),
+        ((-9, 9, -9, 9), True),
+    ],
+    ids=str,
+)
+def test_bounds_of_numbers(bounds, is_small):
+    found = torch.zeros(1, dtype=torch.bool)
+    SOURCE.launch("bound<float>", (torch.tensor(bounds), found, i64(1)))
+    assert found.item() is is_small
+
+
+@pytest.mark.parametrize(
+    ("dtype", "element", "name"),
+    [
+        (torch.float32, torch.float32, "float"),
+        (torch.float32, torch.int32, "int32_t"),
+        (torch.float32, torch.bfloat16, "BFloat16"),
+        (torch.float32, torch.int64, "int64_t"),
+        (torch.float64, torch.float64, "double"),
+        (torch.float64, torch.float32, "float"),
+    ],
+    ids=str,
+)
+def test_elements_are_gathered_where_a_mask_is_true(dtype, element, name):
+    """Places lie within a vector of each other or not, before and behind the first, and those of
+    lanes whose mask is false lie outside of the memory."""
+    generator = torch.Generator().manual_seed(0)
+    count, outside = 64, 2**28
+    spread = torch.tensor([1, 2, 7, 16, 200])[torch.arange(count) % 5]
+    places = (torch.rand(count, 16, generator=generator) * spread[:, None]).long()
+    places[count // 2 :] += torch.randint(0, 50, (count - count // 2, 1), generator=generator)
+    masks = torch.rand(count, 16, generator=generator) < torch.linspace(0, 1.2, count)[:, None]
+    elements = torch.arange(1, 257).to(element)
+    found = torch.zeros(count, 32, dtype=element)
+    wanted = torch.where(masks, elements[places], torch.zeros((), dtype=element))
+    hidden = torch.where(masks, places, outside)
+    arguments = (elements, hidden, masks, found, i64(count))
+    SOURCE.launch(f"gather<{NAMES[dtype]}, {name}>", arguments)
+    lanes = int(found[-1, :16].ne(0).sum())
+    assert lanes in (2, 4, 8, 16)
+    assert torch.equal(found[:, :lanes], wanted[:, :lanes])
+    seconds = found[:, 16 : 16 + lanes]
+    if seconds.any():
+        of_second = torch.where(masks, elements[0:32:2], torch.zeros((), dtype=element))
+        assert torch.equal(seconds, of_second[:, :lanes])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TypeGuard
 
 from fuselab.ejection.functions import CPP_INTEGERS, CPP_SLOW
@@ -10,8 +11,10 @@ from fuselab.ejection.loops import (
     Apply,
     Constant,
     Expression,
+    Load,
     Position,
     Size,
+    children,
     element_kind,
     walk,
 )
@@ -42,6 +45,19 @@ def changes_with_position(one: Expression) -> bool:
         compares_integers(one) or (one.kind == "int" and one.function in CPP_INTEGERS)
     )
     return has_course and any(isinstance(part, Position) for part in walk([one]))
+
+
+def only_compared(values: Sequence[Expression]) -> set[Expression]:
+    """Return the integers loaded for ``values`` of which nothing is computed but whether they are
+    equal to others."""
+    found: set[Expression] = {
+        one for one in walk(values) if isinstance(one, Load) and element_kind(one) == "int"
+    }
+    found -= {*values}
+    for one in walk(values):
+        if not (isinstance(one, Apply) and one.function in ("eq", "ne")):
+            found -= {*children(one)}
+    return found
 
 
 def is_power_of_two(one: Expression) -> TypeGuard[Constant]:

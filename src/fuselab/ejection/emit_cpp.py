@@ -26,6 +26,7 @@ from fuselab.ejection.cpp_values import (
     compares_integers,
     is_power_of_two,
     is_scalar,
+    only_compared,
     takes_long,
 )
 from fuselab.ejection.functions import (
@@ -116,6 +117,7 @@ class _Kernel:
             if isinstance(factor, Apply) and factor.function == "mul" and factor.kind == "float"
         }
         self.types = {one: self.namer.name(camel(one.name)) for one in plan.operands}
+        self.only_compared = only_compared(list(plan.stores.values()))
 
     # --- the frame
 
@@ -564,7 +566,8 @@ class _Kernel:
             for value, step in chosen
         ]
         if guard is None:
-            return f"at.chosen({self.array(one)}, {' + '.join(places)})"
+            load = "chosen_to_compare" if one in self.only_compared else "chosen"
+            return f"at.{load}({self.array(one)}, {' + '.join(places)})"
         condition = self.vector(guard, "bool")
         return f"at.chosen_where({self.array(one)}, {condition}, {' + '.join(places)})"
 

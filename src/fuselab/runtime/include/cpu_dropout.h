@@ -84,6 +84,18 @@ template <class V>
 FUSELAB_INLINE int64_t of_all_lanes(Line<V> number) {
   return number.first;
 }
+template <class V>
+FUSELAB_INLINE int64_t of_all_lanes(SmallStepped<V> number) {
+  return number.first;
+}
+template <class V>
+FUSELAB_INLINE int64_t of_all_lanes(Narrow<V> number) {
+  return number.lane[0];
+}
+template <class V>
+FUSELAB_INLINE int64_t of_all_lanes(Bounds<V>) {
+  return 0;
+}
 
 // Returns whether the elements at `position` are kept by the dropout `number` of a seed: by random
 // words above `last_dropped`. The key is the seed, which is the same in all lanes. Four elements in a
@@ -92,8 +104,10 @@ template <class V, class Seed, class Place>
 FUSELAB_INLINE Integers<V> kept(Seed seed, Place position, uint32_t number, uint32_t last_dropped) {
   const int64_t key = of_all_lanes<V>(seed);
   Lanes<uint32_t, lanes<V>> word;
-  if constexpr (std::is_same_v<Place, LongIntegers<V>>) {
-    word = words_at<V>(key, position, number);
+  constexpr bool is_irregular =
+      std::is_same_v<Place, Narrow<V>> || std::is_same_v<Place, Bounds<V>>;
+  if constexpr (is_irregular || std::is_same_v<Place, LongIntegers<V>>) {
+    word = words_at<V>(key, integers<V>(position), number);
   } else {
     const Stepped<V> place = stepped<V>(position);
     word = place.step == 1 ? words_in_a_row<V>(key, place.first, number)

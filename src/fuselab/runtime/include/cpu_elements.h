@@ -232,3 +232,128 @@ __attribute__((noinline)) void store_transposed(V* square, Stored<Element>* to, 
   for (int64_t row = whole; row < rows; ++row)
     store_first<V, Element>(to + row * stride, square[row], columns);
 }
+
+// --- elements at places of their own --------------------------------------------------------------
+
+// Loads the elements from `first` on in the lanes where a mask is true. Others are 0, and nothing is
+// read for them.
+template <class V, class Element>
+constexpr bool has_masked_load =
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+    sizeof(StoredLanes<V, Element>) == 64 || (lanes<V> == 16 && sizeof(Stored<Element>) == 2);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    sizeof(StoredLanes<V, Element>) == 32 && sizeof(Stored<Element>) >= 4;
+#else
+    false;
+#endif
+#if defined(__AVX2__)
+template <class V, class Element>
+FUSELAB_INLINE StoredLanes<V, Element> load_where(const Stored<Element>* first, Integers<V> mask) {
+  using Elements = StoredLanes<V, Element>;
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  if constexpr (lanes<V> == 8) {
+    return (Elements)_mm512_maskz_loadu_epi64(_mm512_movepi64_mask((__m512i)mask), first);
+  } else {
+    const __mmask16 taken = _mm512_movepi32_mask((__m512i)mask);
+    if constexpr (sizeof(Stored<Element>) == 2) {
+      return (Elements)_mm256_maskz_loadu_epi16(taken, first);
+    } else {
+      return (Elements)_mm512_maskz_loadu_epi32(taken, first);
+    }
+  }
+#elif !defined(__AVX512F__)
+  if constexpr (lanes<V> == 4) {
+    return (Elements)_mm256_maskload_epi64((const long long*)first, (__m256i)mask);
+  } else {
+    return (Elements)_mm256_maskload_epi32((const int*)first, (__m256i)mask);
+  }
+#endif
+}
+#endif
+
+// Loads every second element in the lanes where a mask is true, from the two vectors that they are
+// spread over. Others are 0, and nothing is read for them.
+template <int64_t first, class Ints, std::size_t... lane>
+FUSELAB_INLINE Ints spread_mask(Ints mask, std::index_sequence<lane...>) {
+  return __builtin_shufflevector(mask, Ints{},
+                                 int(lane % 2 == 0 ? first + lane / 2 : sizeof...(lane))...);
+}
+template <class V, class Element>
+FUSELAB_INLINE StoredLanes<V, Element> load_second_where(const Stored<Element>* first,
+                                                         Integers<V> mask) {
+  constexpr auto lane = std::make_index_sequence<lanes<V>>{};
+  constexpr int64_t half = lanes<V> / 2;
+  const auto low = load_where<V, Element>(first, spread_mask<0>(mask, lane));
+  const auto high = load_where<V, Element>(first + lanes<V>, spread_mask<half>(mask, lane));
+  return alternate<0>(low, high, lane);
+}
+
+// Whether elements as wide as the lanes are gathered by vector instructions.
+template <class V>
+constexpr bool has_gathers =
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+    true;
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    lanes<V> == 8;
+#else
+    false;
+#endif
+// Loads the element at each lane's place behind `first` where a mask is true. Others are 0, and nothing
+// is read for them. Places that lie within a vector, as those of windows that share an element do, are
+// read as one vector and distributed.
+template <class V, class Element>
+FUSELAB_INLINE StoredLanes<V, Element> gathered_where(const Stored<Element>* first,
+                                                      Integers<V> places, Integers<V> mask) {
+  using Elements = StoredLanes<V, Element>;
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  if constexpr (lanes<V> == 16 && has_masked_load<V, Element>) {
+    const __mmask16 taken = _mm512_movepi32_mask((__m512i)mask);
+    if (taken == 0) return Elements{};
+    const int64_t least = places[__builtin_ctz(taken)];
+    const __m512i beyond = (__m512i)(places - int(least));
+    if (_mm512_mask_cmpge_epu32_mask(taken, beyond, _mm512_set1_epi32(16)) == 0) {
+      const auto read = __mmask16((2u << _mm512_mask_reduce_max_epu32(taken, beyond)) - 1);
+      if constexpr (sizeof(Stored<Element>) == 2) {
+        const __m256i line = _mm256_maskz_loadu_epi16(read, first + least);
+        return (Elements)_mm256_maskz_permutexvar_epi16(taken, _mm512_cvtepi32_epi16(beyond), line);
+      } else {
+        const __m512i line = _mm512_maskz_loadu_epi32(read, first + least);
+        return (Elements)_mm512_maskz_permutexvar_epi32(taken, beyond, line);
+      }
+    }
+    if constexpr (sizeof(Stored<Element>) == 4)
+      return (Elements)_mm512_mask_i32gather_epi32(__m512i{}, taken, (__m512i)places, first, 4);
+  }
+  if constexpr (lanes<V> == 8 && has_masked_load<V, Element>) {
+    const __mmask8 taken = _mm512_movepi64_mask((__m512i)mask);
+    if (taken == 0) return Elements{};
+    const int64_t least = places[__builtin_ctz(taken)];
+    const __m512i beyond = (__m512i)(places - least);
+    if (_mm512_mask_cmpge_epu64_mask(taken, beyond, _mm512_set1_epi64(8)) == 0) {
+      const auto read = __mmask8((2u << _mm512_mask_reduce_max_epu64(taken, beyond)) - 1);
+      const __m512i line = _mm512_maskz_loadu_epi64(read, first + least);
+      return (Elements)_mm512_maskz_permutexvar_epi64(taken, beyond, line);
+    }
+    return (Elements)_mm512_mask_i64gather_epi64(__m512i{}, taken, (__m512i)places, first, 8);
+  }
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (lanes<V> == 8 && has_masked_load<V, Element>) {
+    const int taken = _mm256_movemask_ps((__m256)mask);
+    if (taken == 0) return Elements{};
+    const int64_t least = places[__builtin_ctz(taken)];
+    const Integers<V> beyond = mask & (places - int(least));
+    if (_mm256_movemask_ps((__m256)((beyond < 0) | (beyond > 7))) == 0) {
+      const auto read = first_lanes<Integers<V>>(maximum_of(beyond) + 1);
+      const auto line = (__m256i)load_where<V, Element>(first + least, read);
+      const __m256i found = _mm256_permutevar8x32_epi32(line, (__m256i)beyond);
+      return (Elements)_mm256_and_si256(found, (__m256i)mask);
+    }
+    return (Elements)_mm256_mask_i32gather_epi32(__m256i{}, (const int*)first, (__m256i)places,
+                                                 (__m256i)mask, 4);
+  }
+#endif
+  Stored<Element> found[lanes<V>] = {};
+  for (int64_t i = 0; i < lanes<V>; ++i)
+    if (mask[i]) found[i] = first[places[i]];
+  return load_as<Elements>(found);
+}

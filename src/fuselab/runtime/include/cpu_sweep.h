@@ -342,10 +342,18 @@ struct PerRow<Value, Lane::row> {
   Value* strip;
 };
 
-// A vector of integers, told apart from a mask.
+// A vector of integers, told apart from a mask, with what a body asks of it at every column: whether the
+// numbers grow regularly, and their lower bits.
 template <class V>
 struct Counts {
   LongIntegers<V> number;
+  Integers<V> lower;
+  bool is_regular;
+
+  FUSELAB_INLINE Counts() = default;
+  explicit FUSELAB_INLINE Counts(LongIntegers<V> numbers)
+      : number(numbers), lower(math::narrowed_integers<V>(numbers)),
+        is_regular(::is_regular<V>(numbers, numbers[1] - numbers[0])) {}
 };
 
 // What a running reduction has come to, for each row of a block, or each strip of rows.
@@ -384,9 +392,19 @@ enum class Extent {
 };
 
 // What positions are at a place (cpu_positions.h): Stepped numbers; or Lines, within a stretch in which
-// no condition on positions changes, or to find out how far one reaches. To find out, nothing is
-// loaded, stored or added to anything.
-enum class Positions { stepped, within_stretch, finding_stretch };
+// no condition on positions changes, or to find out how far one reaches; or numbers known to be small,
+// or their Bounds, to find out whether they are. To find out, nothing is loaded, stored or added to
+// anything.
+enum class Positions { stepped, within_stretch, finding_stretch, small, finding_bounds };
+
+// What a kernel's body is asked for: how far a stretch reaches; or whether its numbers are small, where
+// `furthest` has the last position of each operand that stands for one, in the whole kernel, and
+// `strips` is the number of strips in the block.
+struct Findings : math::Stretch {
+  bool is_small = true;
+  const int64_t* furthest = nullptr;
+  int64_t strips = 0;
+};
 
 // Offsets of all operands: at the first lane, from lane to lane, and from one vector to the next
 // across the lanes: to the next row, or to the next column where lanes are rows.
@@ -430,14 +448,16 @@ class At {
   using V = Vector<Real>;
 
   FUSELAB_INLINE At(const Run<V, operands>& run, int64_t first, int64_t along, int64_t count,
-                    int64_t strip, int64_t kept, math::Stretch* stretch = nullptr)
+                    int64_t strip, int64_t kept, Findings* findings = nullptr)
       : run_(run), first_(first), along_(along), count_(count), strip_(strip), kept_(kept),
-        stretch_(stretch) {}
+        findings_(findings) {}
 
   template <int place, class Element>
   FUSELAB_INLINE auto operator()(Array<place, Element> array) const {
     const int64_t stride = stride_of<place>();
-    if constexpr (std::is_void_v<Element>) {
+    if constexpr (std::is_void_v<Element> && is_bounding) {
+      return math::Bounds<V>(0, double(findings_->furthest[place]), &findings_->is_small);
+    } else if constexpr (std::is_void_v<Element>) {
       return number(math::Stepped<V>(offset<place>() + first_ * stride, stride));
     } else if constexpr (is_finding) {
       return nothing<Element>();
@@ -475,6 +495,18 @@ class At {
     return chosen(array, beyond.stepped());
   }
   template <int place, class Element>
+  FUSELAB_INLINE auto chosen(Array<place, Element> array, math::SmallStepped<V> beyond) const {
+    return chosen(array, math::stepped<V>(beyond));
+  }
+  template <int place, class Element>
+  FUSELAB_INLINE auto chosen(Array<place, Element>, math::Bounds<V>) const {
+    return nothing<Element>();
+  }
+  template <int place, class Element>
+  FUSELAB_INLINE auto chosen(Array<place, Element> array, math::Narrow<V> beyond) const {
+    return chosen_where(array, first_lanes<Integers<V>>(count_), beyond);
+  }
+  template <int place, class Element>
   FUSELAB_INLINE auto chosen(Array<place, Element> array, math::Stepped<V> beyond) const {
     if constexpr (is_finding) return nothing<Element>();
     using Plain = std::remove_const_t<Element>;
@@ -495,6 +527,20 @@ class At {
     for (int64_t i = 0; i < count_; ++i) found[i] = first[i * stride + beyond[i]];
     return computed<V, Plain>(load_as<StoredLanes<V, Plain>>(found));
   }
+  // Returns integers that are only compared: of 32 bits beside float, they need not be widened.
+  template <int place, class Element, class Beyond>
+  FUSELAB_INLINE auto chosen_to_compare(Array<place, Element> array, Beyond beyond) const {
+    using Plain = std::remove_const_t<Element>;
+    if constexpr (std::is_same_v<Plain, Scalar<Integers<V>>> && sizeof(Plain) == 4 && is_small &&
+                  std::is_same_v<Beyond, math::Narrow<V>>) {
+      const math::Narrow<V> places(beyond), own = math::SmallStepped<V>(0, stride_of<place>());
+      return math::Words<V>{gathered_where<V, Plain>(first_of<place, Plain>(array),
+                                                     (places + own).lane,
+                                                     first_lanes<Integers<V>>(count_))};
+    } else {
+      return chosen(array, beyond);
+    }
+  }
   // Returns these elements in the lanes where `condition` is true, and 0 in the others, for which
   // nothing is read.
   template <int place, class Element, class Beyond>
@@ -507,6 +553,15 @@ class At {
                                    math::Line<V> beyond) const {
     return chosen_where(array, condition, beyond.stepped());
   }
+  template <int place, class Element>
+  FUSELAB_INLINE auto chosen_where(Array<place, Element> array, Integers<V> condition,
+                                   math::SmallStepped<V> beyond) const {
+    return chosen_where(array, condition, math::stepped<V>(beyond));
+  }
+  template <int place, class Element>
+  FUSELAB_INLINE auto chosen_where(Array<place, Element>, Integers<V>, math::Bounds<V>) const {
+    return nothing<Element>();
+  }
   template <int place, class Element, class Beyond>
   FUSELAB_INLINE auto chosen_where(Array<place, Element> array, Integers<V> condition,
                                    Beyond beyond) const {
@@ -515,23 +570,32 @@ class At {
     using Found = StoredLanes<V, Plain>;
     const auto* const first = first_of<place, Plain>(array);
     const int64_t stride = stride_of<place>();
+    if (count_ < lanes<V>) condition &= first_lanes<Integers<V>>(count_);
     if constexpr (std::is_same_v<Beyond, math::Stepped<V>>) {
       if (count_ == lanes<V> && !math::any(~condition)) return chosen(array, beyond);
       const int64_t step = stride + beyond.step;
+      const auto* const begin = first + beyond.first;
 #if defined(__AVX2__)
-      if constexpr (has_masked_tail<V, Plain> && sizeof(Plain) == 4) {
-        if (count_ < lanes<V>) condition &= first_lanes<Integers<V>>(count_);
-        if (step == 1) return load_where(first + beyond.first, condition);
+      if constexpr (has_masked_load<V, Plain>) {
+        if (step == 1) return computed<V, Plain>(load_where<V, Plain>(begin, condition));
+        if constexpr (sizeof(Found) == vector_bytes) {
+          if (step == 2) return computed<V, Plain>(load_second_where<V, Plain>(begin, condition));
+        }
+      }
+      if constexpr (std::is_same_v<Plain, float> && lanes<V> == lanes<Floats>) {
         if (math::is_small<V>(0, step)) {
           const Integers<V> places = math::small<V>(0, step);
-          return gather_where(first + beyond.first, places, condition);
+          return gather_where(begin, places, condition);
         }
       }
 #endif
       Stored<Plain> found[lanes<V>] = {};
       for (int64_t i = 0; i < count_; ++i)
-        if (condition[i]) found[i] = first[beyond.first + i * step];
+        if (condition[i]) found[i] = begin[i * step];
       return computed<V, Plain>(load_as<Found>(found));
+    } else if constexpr (std::is_same_v<Beyond, math::Narrow<V>>) {
+      const math::Narrow<V> own = math::SmallStepped<V>(0, stride);
+      return computed<V, Plain>(gathered_where<V, Plain>(first, (beyond + own).lane, condition));
     } else {
       Stored<Plain> found[lanes<V>] = {};
       for (int64_t i = 0; i < count_; ++i)
@@ -541,13 +605,22 @@ class At {
   }
   template <class Value>
   FUSELAB_INLINE auto operator()(const PerRow<Value, Lane::row>& value) const {
-    return number(value.strip[strip_]);
+    if constexpr (is_bounding && is_number<Value>) {
+      auto bounds = bounds_of(value.strip[0]);
+      for (int64_t strip = 1; strip < findings_->strips; ++strip)
+        bounds = bounds.joined_with(bounds_of(value.strip[strip]));
+      return bounds;
+    } else {
+      return number(value.strip[strip_]);
+    }
   }
   // What belongs to a row is the same in all of its columns.
   template <class Value>
   FUSELAB_INLINE auto operator()(const PerRow<Value, Lane::column>& value) const {
     if constexpr (lane == Lane::row) {
       return number(value.rows);
+    } else if constexpr (is_bounding && is_number<Value>) {
+      return bounds_of(value.rows);
     } else if constexpr (std::is_same_v<Value, Counts<V>>) {
       return number(math::Stepped<V>(value.rows.number[strip_]));
     } else if constexpr (std::is_same_v<Value, math::Stepped<V>>) {
@@ -672,8 +745,14 @@ class At {
 
  private:
   static constexpr bool is_part_of_a_row = lane == Lane::column && extent == Extent::part;
-  static constexpr bool has_lines = positions != Positions::stepped;
-  static constexpr bool is_finding = positions == Positions::finding_stretch;
+  static constexpr bool has_lines =
+      positions == Positions::within_stretch || positions == Positions::finding_stretch;
+  static constexpr bool is_small = positions == Positions::small;
+  static constexpr bool is_bounding = positions == Positions::finding_bounds;
+  static constexpr bool is_finding = positions == Positions::finding_stretch || is_bounding;
+  template <class Value>
+  static constexpr bool is_number =
+      std::is_same_v<Value, Counts<V>> || std::is_same_v<Value, math::Stepped<V>>;
   template <class Element>
   static constexpr bool has_squares =
       lane == Lane::row && (is_short<Element> || std::is_floating_point_v<Element>);
@@ -692,20 +771,36 @@ class At {
       return math::Line<V>(value.first, value.step, stretch_of());
     } else if constexpr (std::is_same_v<Value, Counts<V>> && has_lines) {
       const int64_t first = value.number[0], step = value.number[1] - first;
-      if (is_finding) stretch_->end_at(is_regular<V>(value.number, step) ? lanes<V> : 1);
+      if (is_finding) findings_->end_at(lanes<V>);
+      if (is_finding && !value.is_regular) findings_->end_at_once();
       return math::Line<V>(first, step, stretch_of());
     } else if constexpr (std::is_same_v<Value, Integers<V>> && has_lines) {
       const bool is_true = value[0] != 0;
-      if (is_finding) stretch_->end_at(math::any(value) == math::any(~value) ? 1 : lanes<V>);
+      if (is_finding) findings_->end_at(math::any(value) == math::any(~value) ? 1 : lanes<V>);
       return math::Same{is_true};
+    } else if constexpr (std::is_same_v<Value, math::Stepped<V>> && is_small) {
+      return math::SmallStepped<V>(value.first, value.step);
+    } else if constexpr (std::is_same_v<Value, Counts<V>> && is_small) {
+      return math::Narrow<V>(value.lower);
     } else if constexpr (std::is_same_v<Value, Counts<V>>) {
       return value.number;
     } else {
       return value;
     }
   }
+  // Returns the bounds of a number in the lanes that exist.
+  FUSELAB_INLINE math::Bounds<V> bounds_of(const math::Stepped<V>& value) const {
+    const double first = value.first, last = first + double(lanes<V> - 1) * double(value.step);
+    return {first < last ? first : last, first < last ? last : first, &findings_->is_small};
+  }
+  FUSELAB_INLINE math::Bounds<V> bounds_of(const Counts<V>& value) const {
+    int64_t low = value.number[0], high = low;
+    for (int64_t i = 1; i < lanes<V>; ++i)
+      low = smaller<int64_t>(low, value.number[i]), high = larger<int64_t>(high, value.number[i]);
+    return {double(low), double(high), &findings_->is_small};
+  }
   // A null pointer that the compiler knows to be one takes no test.
-  FUSELAB_INLINE math::Stretch* stretch_of() const { return is_finding ? stretch_ : nullptr; }
+  FUSELAB_INLINE math::Stretch* stretch_of() const { return is_finding ? findings_ : nullptr; }
 
   template <int place>
   FUSELAB_INLINE int64_t stride_of() const {
@@ -728,7 +823,7 @@ class At {
 
   const Run<V, operands>& run_;
   int64_t first_, along_, count_, strip_, kept_;
-  math::Stretch* stretch_;
+  Findings* findings_;
 };
 
 // --- blocks of rows -------------------------------------------------------------------------------
@@ -859,7 +954,7 @@ class Rows {
       if constexpr (std::is_same_v<decltype(number), const math::Stepped<V>>) {
         return number;
       } else {
-        return Counts<V>{number};
+        return Counts<V>(number);
       }
     });
   }
@@ -898,11 +993,14 @@ class Rows {
   // Does the same, and is faster where the body compares positions.
   template <class Body>
   __attribute__((flatten)) void once_by_stretch(Body body) const {
+    Known is_known = Known::unknown;
     for (int64_t strip = 0; strip < strips_; ++strip) {
-      math::Stretch stretch;
+      Findings stretch;
       body(place_of_rows<Positions::finding_stretch>(strip, &stretch));
       if (stretch.lanes >= smaller(count_ - strip * width, width)) {
         body(place_of_rows<Positions::within_stretch>(strip));
+      } else if (is_small(is_known, body)) {
+        body(place_of_rows<Positions::small>(strip));
       } else {
         body(place_of_rows(strip));
       }
@@ -986,9 +1084,35 @@ class Rows {
 
   template <Positions positions = Positions::stepped>
   FUSELAB_INLINE PlaceOfRows<positions> place_of_rows(int64_t strip,
-                                                      math::Stretch* stretch = nullptr) const {
+                                                      Findings* findings = nullptr) const {
     const int64_t first = strip * width;
-    return {run_, first, 0, smaller(count_ - first, width), strip, 0, stretch};
+    return {run_, first, 0, smaller(count_ - first, width), strip, 0, findings};
+  }
+
+  // Whether every number of a body is small, at all rows of the block and in all columns: the answer is
+  // found where it is first asked for.
+  enum class Known { unknown, no, yes };
+  template <class Body>
+  FUSELAB_INLINE bool is_small(Known& is_known, const Body& body) const {
+    if (is_known == Known::unknown) is_known = has_small_numbers(body) ? Known::yes : Known::no;
+    return is_known == Known::yes;
+  }
+  template <class Body>
+  __attribute__((noinline)) bool has_small_numbers(const Body& body) const {
+    int64_t furthest[operands];
+    const int64_t outer = loops_.row_size_1 * loops_.row_size_2 * loops_.row_size_3;
+    const int64_t runs = loops_.column_size_1 * loops_.column_size_2;
+    for (int k = 0; k < operands; ++k) {
+      const int64_t* const step = loops_.strides[k];
+      furthest[k] = (loops_.rows / outer - 1) * step[0] + (loops_.row_size_1 - 1) * step[1] +
+                    (loops_.row_size_2 - 1) * step[2] + (loops_.row_size_3 - 1) * step[3] +
+                    (loops_.columns / runs - 1) * step[4] + (loops_.column_size_1 - 1) * step[5] +
+                    (loops_.column_size_2 - 1) * step[6];
+    }
+    Findings findings;
+    findings.furthest = furthest, findings.strips = strips_;
+    body(Place<Extent::part, Positions::finding_bounds>(run_, 0, 0, count_, 0, 0, &findings));
+    return findings.is_small;
   }
 
   template <class Index>
@@ -1098,6 +1222,7 @@ class Rows {
     if constexpr (how.by_stretch && lane == Lane::row) {
       if (is_window() && end - begin == loops_.columns) return walk_windows(kernel, visit);
     }
+    Known is_known = Known::unknown;
     const int64_t inner = loops_.column_size_2;
     auto [run_of_columns, first] = divided(begin, inner);
     auto [outer, middle] = divided(run_of_columns, loops_.column_size_1);
@@ -1113,7 +1238,7 @@ class Rows {
         for (int64_t row = 0; row < count_; ++row) {
           const int64_t kept = row * loops_.columns + before;
           visit(row, [&](auto body) __attribute__((always_inline)) {
-            if constexpr (how.by_stretch) return walk_stretches(run, row, kept, kernel, body);
+            if constexpr (how.by_stretch) return walk_stretches(run, row, kept, is_known, kernel, body);
             int64_t at = first;
             if (is_dense_) {
               for (; at + width <= last; at += width)
@@ -1167,22 +1292,53 @@ class Rows {
     }
   }
 
-  // Calls body(at) for the vectors of a run of a row's columns. Where a condition of `kernel` on
-  // positions changes within a vector, it is taken in pieces if these are few.
+  // Takes a run to the one behind it, which is `of_middle` in the loop around it.
+  FUSELAB_INLINE void next_run(Run<V, operands>& run, int64_t& of_middle) const {
+    const bool is_last = ++of_middle == loops_.column_size_1;
+    if (is_last) of_middle = 0;
+    for (int k = 0; k < operands; ++k) {
+      const int64_t* const step = loops_.strides[k];
+      run.offsets.base[k] +=
+          is_last ? step[4] - (loops_.column_size_1 - 1) * step[5] : step[5];
+    }
+  }
+
+  // Calls body(at) for the vectors of a run of a row's columns. A vector within which few conditions of
+  // `kernel` on positions change is computed with masks if its numbers are small. Where there are more,
+  // pieces take less time if there are few of them: each is without the loads that it does not need.
   static constexpr int64_t most_pieces = 3;
+  static constexpr int most_masks = 2;
   template <class Kernel, class Body>
   FUSELAB_INLINE void walk_stretches(Run<V, operands>& run, int64_t row, int64_t kept,
-                                     Kernel kernel, Body body) const {
+                                     Known& is_known, Kernel kernel, Body body) const {
     const int64_t before = run.before;
+    bool has_few_masks = false, is_regular = true;
     const auto end_of_stretch = [&](int64_t from) __attribute__((always_inline)) {
-      math::Stretch stretch;
+      Findings stretch;
       kernel(Place<Extent::part, Positions::finding_stretch>(run, from, before + from, width, row,
                                                              kept + from, &stretch));
+      has_few_masks = stretch.comparisons <= most_masks;
+      is_regular = stretch.is_regular;
       return from + smaller(stretch.lanes, run.last - from);
     };
     int64_t end = end_of_stretch(run.first);
+    const bool is_broken = end < run.last;
+    const bool has_masks =
+        is_broken && (has_few_masks || !is_regular) && is_small(is_known, kernel);
     // Pieces are not written past the caches, and nothing else may be in a line that has some.
-    run.elements = end < run.last ? 0 : run_.elements;
+    run.elements = is_broken && !has_masks ? 0 : run_.elements;
+    const auto compute_with_masks = [&](int64_t at, int64_t count) __attribute__((always_inline)) {
+      if (is_dense_ && count == width) {
+        body(Place<Extent::whole, Positions::small>(run, at, before + at, width, row, kept + at));
+      } else {
+        body(Place<Extent::part, Positions::small>(run, at, before + at, count, row, kept + at));
+      }
+    };
+    if (has_masks && !is_regular) {
+      for (int64_t at = run.first; at < run.last; at += width)
+        compute_with_masks(at, smaller(run.last - at, width));
+      return;
+    }
     for (int64_t at = run.first, next; at < run.last; at = next) {
       if (end <= at) end = end_of_stretch(at);
       for (; is_dense_ && at + width <= end; at += width) {
@@ -1195,9 +1351,14 @@ class Rows {
         continue;
       }
       int64_t ends[most_pieces] = {end}, pieces = 1;
-      while (end < next && pieces < most_pieces) ends[pieces++] = end = end_of_stretch(end);
+      while (!has_masks && end < next && pieces < most_pieces)
+        ends[pieces++] = end = end_of_stretch(end);
       if (end < next) {
-        body(Place<Extent::part>(run, at, before + at, next - at, row, kept + at));
+        if (has_masks || is_small(is_known, kernel)) {
+          compute_with_masks(at, next - at);
+        } else {
+          body(Place<Extent::part>(run, at, before + at, next - at, row, kept + at));
+        }
         continue;
       }
       for (int64_t piece = 0, from = at; piece < pieces; from = ends[piece++]) {
@@ -1223,19 +1384,19 @@ class Rows {
     const int64_t count_of_runs = loops_.columns / inner, last_outer = count_of_runs / middle - 1;
     Run<V, operands> runs[longest_window];
     V squares[operands * width];
-    for (int64_t i = 0; i < count_of_runs; ++i) {
-      runs[i] = {run_.offsets, 0, inner, i * inner, squares, run_.elements};
-      for (int k = 0; k < operands; ++k) {
-        const int64_t* const step = loops_.strides[k];
-        runs[i].offsets.base[k] += i / middle * step[4] + i % middle * step[5];
-      }
+    Run<V, operands> next = {run_.offsets, 0, inner, 0, squares, run_.elements};
+    for (int64_t i = 0, of_middle = 0; i < count_of_runs; ++i) {
+      next.before = i * inner;
+      runs[i] = next;
+      next_run(next, of_middle);
     }
     const auto place = [&](int64_t strip, int64_t run, int64_t at) {
       return ((run * inner + at) * strips_ + strip) * width;
     };
     // Returns the row up to which conditions do not change from the strip's first one on.
+    bool is_regular = true;
     const auto end_of_stretch = [&](int64_t strip) {
-      math::Stretch stretch, other;
+      Findings stretch, other;
       const int64_t row = strip * width;
       for (int corner = 0; corner < 8; ++corner) {
         const bool is_last[3] = {(corner & 4) != 0, (corner & 2) != 0, (corner & 1) != 0};
@@ -1244,24 +1405,34 @@ class Rows {
           continue;
         const int64_t run = is_last[0] * last_outer * middle + is_last[1] * (middle - 1);
         const int64_t at = is_last[2] * (inner - 1);
-        math::Stretch& found = corner == 0 ? stretch : other;
+        Findings& found = corner == 0 ? stretch : other;
         found = {};
         kernel(Place<Extent::part, Positions::finding_stretch>(
             runs[run], row, at, width, strip, place(strip, run, at), &found));
         stretch.end_at(found.outcomes == stretch.outcomes ? found.lanes : 0);
+        if (!found.is_regular) {
+          is_regular = false;
+          return row;
+        }
       }
       return row + smaller(stretch.lanes, count_ - row);
     };
+    Known is_known = Known::unknown;
     int64_t end = 0;
     for (int64_t strip = 0; strip < strips_; ++strip) {
       const int64_t row = strip * width, count = smaller(count_ - row, width);
-      if (end < row + count) end = end_of_stretch(strip);
+      if (end < row + count && is_regular) end = end_of_stretch(strip);
       visit(strip, [&](auto body) __attribute__((always_inline)) {
         const auto walk_runs = [&](auto at_column) __attribute__((always_inline)) {
           for (int64_t run = 0; run < count_of_runs; ++run)
             for (int64_t at = 0; at < inner; ++at) at_column(run, at);
         };
-        if (end < row + count) {
+        if (end < row + count && is_small(is_known, kernel)) {
+          walk_runs([&](int64_t run, int64_t at) __attribute__((always_inline)) {
+            body(Place<Extent::part, Positions::small>(runs[run], row, at, count, strip,
+                                                       place(strip, run, at)));
+          });
+        } else if (end < row + count) {
           walk_runs([&](int64_t run, int64_t at) __attribute__((always_inline)) {
             body(Place<Extent::part>(runs[run], row, at, count, strip, place(strip, run, at)));
           });
@@ -1315,11 +1486,12 @@ void sweep(const Loops<operands>& loops, Body body, bool may_share = true, int64
   }
 }
 
-// Does the same for kernels that divide the position of the innermost rows, an array, by `every`.
+// Does the same for kernels that divide the position of the innermost rows, an array, by `every`. Where
+// elements at places of their own are gathered, whole rows take less time than phases.
 template <int64_t every, class Real, Lane lane, int operands, int place, class Body>
 void sweep_in_phases(const Loops<operands>& loops, Array<place, void> position, Body body) {
   const bool is_divided = lane == Lane::row && loops.strides[place][3] != 0;
-  const bool pays = is_divided && loops.row_size_3 >= every * lanes<Vector<Real>> / 2;
+  const bool pays = !has_gathers<Vector<Real>> && is_divided && loops.row_size_3 >= every * lanes<Vector<Real>> / 2;
   sweep<Real, lane>(loops, body, true, pays ? every : 1);
 }
 

@@ -417,16 +417,8 @@ FUSELAB_INLINE Vec load(const Element* pointer, First part) {
 }
 
 #if defined(__AVX2__)
-// Loads the lanes where a mask is true, from `pointer` on or `places` behind it. Others are 0, and
-// nothing is read for them.
-FUSELAB_INLINE Floats load_where(const float* pointer, Integers<Floats> mask) {
-#if defined(__AVX512F__)
-  const __m512i bits = (__m512i)mask;
-  return (Floats)_mm512_maskz_loadu_ps(_mm512_test_epi32_mask(bits, bits), pointer);
-#else
-  return (Floats)_mm256_maskload_ps(pointer, (__m256i)mask);
-#endif
-}
+// Loads the lanes where a mask is true from `places` behind a pointer. Others are 0, and nothing is read
+// for them.
 FUSELAB_INLINE Floats gather_where(const float* pointer, Integers<Floats> places,
                                    Integers<Floats> mask) {
 #if defined(__AVX512F__)
