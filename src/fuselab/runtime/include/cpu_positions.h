@@ -552,6 +552,13 @@ FUSELAB_INLINE Integers<V> integers_compared(A a, B b, Compare compare) {
     return compare(small<V>(first, step), Integers<V>{});
   }
 }
+// Returns where a small number is negative. One that is the same in all lanes takes no product.
+template <class V>
+FUSELAB_INLINE Integers<V> is_negative(SmallStepped<V> number) {
+  using Number = Scalar<Integers<V>>;
+  if (number.step == 0) return splat<Integers<V>>(-Number(number.first < 0));
+  return small<V>(number.first, number.step) < Integers<V>{};
+}
 template <class V, class A, class B>
 FUSELAB_INLINE auto equal(A a, B b) {
   if constexpr (are_lines<V, A, B>) {
@@ -573,6 +580,8 @@ FUSELAB_INLINE auto less(A a, B b) {
     return is_less(Line<V>(a), Line<V>(b));
   } else if constexpr (are_bounds<V, A, B>) {
     return Same{};
+  } else if constexpr (are_stepped<V, A, B>) {
+    return is_negative<V>(SmallStepped<V>(a) - SmallStepped<V>(b));
   } else {
     return integers_compared<V>(a, b, [](auto x, auto y) { return x < y; });
   }
@@ -583,6 +592,8 @@ FUSELAB_INLINE auto at_most(A a, B b) {
     return ~is_less(Line<V>(b), Line<V>(a));
   } else if constexpr (are_bounds<V, A, B>) {
     return Same{};
+  } else if constexpr (are_stepped<V, A, B>) {
+    return ~is_negative<V>(SmallStepped<V>(b) - SmallStepped<V>(a));
   } else {
     return integers_compared<V>(a, b, [](auto x, auto y) { return x <= y; });
   }

@@ -794,10 +794,11 @@ class At {
     return {first < last ? first : last, first < last ? last : first, &findings_->is_small};
   }
   FUSELAB_INLINE math::Bounds<V> bounds_of(const Counts<V>& value) const {
-    int64_t low = value.number[0], high = low;
-    for (int64_t i = 1; i < lanes<V>; ++i)
-      low = smaller<int64_t>(low, value.number[i]), high = larger<int64_t>(high, value.number[i]);
-    return {double(low), double(high), &findings_->is_small};
+    const auto is_other = math::compared<V>(value.number, math::widened_integers<V>(value.lower),
+                                            [](auto a, auto b) { return a != b; });
+    if (math::any(is_other)) return {-INFINITY, INFINITY, &findings_->is_small};
+    return {double(minimum_of(value.lower)), double(maximum_of(value.lower)),
+            &findings_->is_small};
   }
   // A null pointer that the compiler knows to be one takes no test.
   FUSELAB_INLINE math::Stretch* stretch_of() const { return is_finding ? findings_ : nullptr; }
