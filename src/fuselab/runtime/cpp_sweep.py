@@ -18,8 +18,8 @@ NARROW = 32
 # Rows that are fewer in a run are not.
 FEW = 8
 # Shorter runs of columns leave lanes of a vector empty. Copies that make them longer are small with
-# at most a fourth of a result's elements.
-SHORT, SHARE = 16, 4
+# at most half of a result's elements.
+SHORT, SHARE = 16, 2
 
 CPP_TYPES = {
     torch.float32: "float",

@@ -49,6 +49,12 @@ FUSELAB_INLINE StoredLanes<V, Element> gathered(const Stored<Element>* from, int
   return StoredLanes<V, Element>{from[int64_t(lane) * stride]...};
 }
 
+// The lanes of a vector from the last to the first.
+template <class Elements, std::size_t... lane>
+FUSELAB_INLINE Elements backwards(Elements value, std::index_sequence<lane...>) {
+  return __builtin_shufflevector(value, value, int(sizeof...(lane) - 1 - lane)...);
+}
+
 // Loads every second element from two vectors, of which the second one begins with the last element
 // that the first one has: nothing behind the last element is read.
 template <class Elements, std::size_t... lane>
@@ -79,6 +85,8 @@ FUSELAB_INLINE StoredLanes<V, Element> load_lanes(const Stored<Element>* from, i
     if (stride == 1) return load_as<StoredLanes<V, Element>>(from);
     if constexpr (sizeof(StoredLanes<V, Element>) <= vector_bytes) {
       constexpr auto lane = std::make_index_sequence<lanes<V>>{};
+      if (stride == -1)
+        return backwards(load_as<StoredLanes<V, Element>>(from - (lanes<V> - 1)), lane);
       if (stride == 2) return every_second<StoredLanes<V, Element>>(from, lane);
     }
     return gathered<V, Element>(from, stride, std::make_index_sequence<lanes<V>>{});

@@ -577,7 +577,13 @@ class At {
       const auto* const begin = first + beyond.first;
 #if defined(__AVX2__)
       if constexpr (has_masked_load<V, Plain>) {
+        constexpr auto each = std::make_index_sequence<lanes<V>>{};
         if (step == 1) return computed<V, Plain>(load_where<V, Plain>(begin, condition));
+        if (step == -1) {
+          const Integers<V> mask = backwards(condition, each);
+          const Found found = load_where<V, Plain>(begin - (lanes<V> - 1), mask);
+          return computed<V, Plain>(backwards(found, each));
+        }
         if constexpr (sizeof(Found) == vector_bytes) {
           if (step == 2) return computed<V, Plain>(load_second_where<V, Plain>(begin, condition));
         }
