@@ -57,8 +57,13 @@ FUSELAB_INLINE LongIntegers<V> integer_of_real(V value) {
   return __builtin_convertvector(value, LongIntegers<V>);
 }
 
+// A value may have been loaded just before. Compilers make that a load by the mask, which has to wait for
+// all that the condition is computed from, where the load on its own is under way long before.
 template <class V>
 FUSELAB_INLINE V where(Integers<V> condition, V a, V b) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == vector_bytes) return choose(condition, opaque(a), opaque(b));
+#endif
   return choose(condition, a, b);
 }
 

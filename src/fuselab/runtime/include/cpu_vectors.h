@@ -397,6 +397,7 @@ template <class Vec, class Element>
 FUSELAB_INLINE Vec load(const Element* pointer, First part) {
 #if defined(__AVX512F__)
   if constexpr (std::is_same_v<Element, float> && lanes<Vec> == 16) {
+    if (part.count == 8) return (Vec)_mm512_zextps256_ps512(_mm256_loadu_ps(pointer));
     return (Vec)_mm512_maskz_loadu_ps((1u << part.count) - 1, pointer);
   }
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -440,6 +441,7 @@ template <bool stream, class Vec, class Element>
 FUSELAB_INLINE void store(Element* pointer, Vec value, First part) {
 #if defined(__AVX512F__)
   if constexpr (std::is_same_v<Element, float> && lanes<Vec> == 16) {
+    if (part.count == 8) return _mm256_storeu_ps(pointer, _mm512_castps512_ps256((__m512)value));
     return _mm512_mask_storeu_ps(pointer, (1u << part.count) - 1, (__m512)value);
   }
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
