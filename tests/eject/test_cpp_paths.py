@@ -44,6 +44,14 @@ def strided(x):
     return F.max_pool2d(x, 3, 2, 1) * F.avg_pool2d(x, (2, 5), 3, (1, 2))[..., :1, :1]
 
 
+def tiled(x):
+    return F.avg_pool2d(x, 3) + F.max_pool2d(x * 2, 3)
+
+
+def mirrored(x):
+    return x + 2 * x.flip(-1)
+
+
 def spread(x, gate, bias):
     return x * torch.sigmoid(gate) + bias
 
@@ -95,6 +103,8 @@ EXAMPLES = {
     summed_difference: (torch.zeros(5, 9), torch.zeros(5, 9)),
     pooled: (torch.zeros(2, 3, 9, 11),),
     strided: (torch.zeros(2, 3, 9, 11),),
+    tiled: (torch.zeros(2, 3, 9, 13),),
+    mirrored: (torch.zeros(5, 9),),
     spread: (torch.zeros(5, 9), torch.zeros(9), torch.zeros(9)),
     shifted: (torch.zeros(5, 9), torch.zeros(9)),
     bordered: (torch.zeros(2, 3, 9, 11),),
@@ -204,17 +214,40 @@ def test_windows_that_reach_beyond_a_tensor(package, run, width, dtype):
         torch.testing.assert_close(mean, expected[1].to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [2, 17, 35, 160])
-def test_windows_that_lie_apart(package, run, width):
+def test_windows_that_lie_apart(package, run, width, dtype):
     """An element's windows follow from its position divided by the stride, and few have rows of
     which every second or third fills a vector."""
     text = (package(strided)[0] / "cpu_kernels.cpp").read_text()
     assert "sweep_in_phases<2, " in text and "sweep_in_phases<3, " in text
-    x = torch.randn(2, 3, 7, width, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, 3, 7, width, generator=torch.Generator().manual_seed(0)).to(dtype)
     for one in (x, x.transpose(2, 3), x.to(memory_format=torch.channels_last)):
         (actual,) = gradients(lambda x: run(strided, x), [one])
-        (wanted,) = gradients(strided, [one.double()])
-        torch.testing.assert_close(actual, wanted.float())
+        (wanted,) = gradients(lambda x: strided(x).to(dtype).double(), [one.double()])
+        torch.testing.assert_close(actual, wanted.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5), (4, 19), (9, 67)], ids=str)
+def test_windows_side_by_side(run, shape, dtype):
+    """An element's window is its position divided by the size, in no regular order of the lanes;
+    elements behind the last window have no gradient."""
+    x = torch.randn(2, 3, *shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for one in (x, x.transpose(2, 3), x.to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(run(tiled, one), tiled(one.double()).to(dtype))
+        (actual,) = gradients(lambda x: run(tiled, x), [one])
+        (wanted,) = gradients(lambda x: tiled(x).to(dtype).double(), [one.double()])
+        torch.testing.assert_close(actual, wanted.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [1, 15, 16, 17, 100])
+def test_elements_that_lie_backwards(run, columns, dtype):
+    x = torch.randn(5, columns, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for one in (x, x.repeat(1, 2)[:, ::2], x.t().contiguous().t()):
+        expected = mirrored(one.double()).to(dtype)
+        torch.testing.assert_close(run(mirrored, one), expected)
 
 
 @pytest.mark.parametrize("shape", [(40, 7), (300, 70), (3, 20_000), (0, 9)], ids=str)
