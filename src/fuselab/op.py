@@ -330,6 +330,11 @@ class FusedOp:
     times it as eager and compiles it in the reference's place, because a mask from a seed takes
     PyTorch dozens of calls; its results cannot be compared.
 
+    ``supports(*args)`` stands for that of every implementation, where ``torch.compile`` can trace
+    it: it returns None, or why the kernels cannot take the arguments. Compiled code then computes
+    the reference for such arguments, of which autograd has the gradient, as the public function
+    does elsewhere; without it, compiled code always calls the raw operator.
+
     An operator with ``mutates`` overwrites those arguments and returns the first of them; its name
     ends in an underscore, as PyTorch's do. Its reference writes to nothing: it returns the new
     values of those arguments, as one tensor or a flat tuple. Such an operator has no gradient.
@@ -362,6 +367,7 @@ class FusedOp:
     cpu_cases: Sequence[Case] = ()
     residuals: Callable[..., tuple[Tensor, ...]] | None = None
     drawing: Callable[..., Any] | None = None
+    supports: Callable[..., str | None] | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z_][a-z0-9_]*::[a-z_][a-z0-9_]*", self.name):

@@ -98,3 +98,92 @@ def test_gradients_of_a_rounded_result_are_as_exact_as_the_arguments(tmp_path: P
     saved = op.gradient.save(kernels.forward(given), given)
     (found,) = kernels.backward((True,), upstream, *saved)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def log_of_clamped(p: Tensor, scale: Tensor) -> Tensor:
+    """Logarithms of probabilities as ``torch.distributions`` has them."""
+    eps = torch.finfo(p.dtype).eps
+    return p.clamp(min=eps, max=1 - eps).log() * scale
+
+
+def clamped_in_half(x: Tensor, scale: Tensor) -> Tensor:
+    """A way that the code takes in one dtype alone, as that of T5's layers."""
+    if x.dtype == torch.float16:
+        x = x.clamp(-0.5, 0.5)
+    return torch.exp(x * 2) * scale
+
+
+@pytest.mark.parametrize("function", (log_of_clamped, clamped_in_half))
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.float16), ids=str)
+def test_code_that_decides_by_a_dtype(
+    function: Any, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    label = f"{function.__name__}_{str(dtype)[6:]}"
+    eject(function, torch.rand(4, 8), torch.ones(8), out=tmp_path / label, name=label)
+    made = getattr(importlib.import_module(label), label)
+    p = torch.tensor([[0.0, 1e-9, 0.25, 0.5, 0.75, 0.9, 1.0, 1.0]]).repeat(3, 1).to(dtype)
+    scale = torch.linspace(0.5, 2, 8).to(dtype)
+    results = []
+    for call in (made, function, torch.compile(made, backend="eager", fullgraph=True)):
+        leaf = p.clone().requires_grad_()
+        output = call(leaf, scale)
+        output.sum().backward()
+        results.append((output, leaf.grad))
+    for found in (results[0], results[2]):
+        torch.testing.assert_close(found, results[1], **tolerance(dtype))
+
+
+def test_kernels_run_in_the_dtypes_that_make_the_same_calls(tmp_path: Path) -> None:
+    args = torch.rand(4, 8), torch.ones(8)
+    ways = {log_of_clamped: {torch.float32}, clamped_in_half: set(DTYPES)}
+    for function, taken in ways.items():
+        folder = eject(function, *args, out=tmp_path / function.__name__)
+        cpp = load_op(str(folder)).implementations["cpp"]
+        refused = {
+            dtype: cpp.supports(*(one.to(dtype) for one in args))
+            for dtype in (*DTYPES, torch.float16)
+        }
+        assert {dtype for dtype, why in refused.items() if why is None} == taken
+        assert refused[torch.float16] == "the function computes something else in float16"
+        page = (folder / "page.md").read_text()
+        assert "{p.dtype, scale.dtype} <= {torch.float32}" in page or function is clamped_in_half
+
+
+class MaskedScores(nn.Module):
+    """Attention's scores with the least number of their dtype where a mask hides them; a branch by
+    the dtype before them, if ``decides``."""
+
+    def __init__(self, decides: bool) -> None:
+        super().__init__()
+        self.decides = decides
+        self.keys = nn.Linear(8, 6, bias=False)
+        self.slopes = nn.Parameter(torch.linspace(0.5, 1, 6))
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        if self.decides and x.dtype == torch.float16:
+            x = x.clamp(-1, 1)
+        scores = self.keys(x) * self.slopes
+        return scores.masked_fill(hidden, torch.finfo(scores.dtype).min) * 0.5
+
+
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.float16), ids=str)
+@pytest.mark.parametrize("decides", (False, True))
+def test_a_module_with_the_limits_of_its_dtype(
+    decides: bool, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    label = f"masked_{'deciding_' * decides}{str(dtype)[6:]}"
+    original = MaskedScores(decides)
+    hidden = torch.tensor([[False, True, False, False, True, True]]).expand(5, 6)
+    eject(original, torch.ones(5, 8), hidden, out=tmp_path / label, name=label)
+    original.to(dtype)
+    made = importlib.import_module(f"{label}.module").MaskedScores(original)
+    x = torch.linspace(-2, 2, 40).reshape(5, 8).to(dtype)
+    if decides and dtype == torch.float16:
+        with pytest.raises(ValueError, match="in bfloat16 or float32 or float64 alone; eject it"):
+            made(x, hidden)
+        return
+    found, expected = made(x, hidden), original(x, hidden)
+    assert torch.equal(found[hidden], expected[hidden])
+    torch.testing.assert_close(found[~hidden], expected[~hidden], **tolerance(dtype))

@@ -227,9 +227,43 @@ def test_a_tensor_whose_size_alone_is_read_has_no_gradient(tmp_path: Path) -> No
 
 def test_the_reason_names_the_condition() -> None:
     tensor = torch.ones(3, 8)
-    assert mismatch((tensor, "length width"), decided=("width > 7", "length % 3 == 0")) is None
-    reason = mismatch((tensor, "length width"), decided=("math.log2(width) > 3",))
+    held: dict[str, Callable[..., bool]] = {
+        "width > 7": lambda width, **_: width > 7,
+        "length % 3 == 0": lambda length, **_: length % 3 == 0,
+    }
+    assert mismatch((tensor, "length width"), decided=held) is None
+    held["math.log2(width) > 3"] = lambda width, **_: math.log2(width) > 3
+    reason = mismatch((tensor, "length width"), decided=held)
     assert reason == "the function computes something else where not math.log2(width) > 3"
+
+
+def split_by_length(x: Tensor, weight: Tensor) -> Tensor:
+    if x.shape[0] > 4:
+        return torch.sin(x * 2) * weight
+    return torch.cos(x * 3) * weight
+
+
+@pytest.mark.parametrize("standalone", (False, True))
+def test_compiled_code_differentiates_what_the_kernels_do_not_take(
+    standalone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way that the code takes at other sizes, another number of dimensions, a dimension that
+    broadcasts: inside torch.compile, too, the gradient is autograd's."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"split_by_length_{standalone}".lower()
+    args = torch.ones(8, 6), torch.ones(6)
+    eject(split_by_length, *args, out=tmp_path / name, name=name, standalone=standalone)
+    made = getattr(importlib.import_module(name), name)
+    compiled = torch.compile(made, backend="aot_eager", fullgraph=True, dynamic=True)
+    for shape, width in (((8, 6), 6), ((3, 6), 6), ((5, 2, 6), 6), ((8, 1), 6), ((6, 6), 1)):
+        results = []
+        for call in (split_by_length, made, compiled):
+            x = torch.linspace(-1, 1, math.prod(shape)).reshape(shape).requires_grad_()
+            weight = torch.linspace(0.5, 2, width).requires_grad_()
+            output = call(x, weight)
+            results.append((output, *torch.autograd.grad(output.square().sum(), (x, weight))))
+        for found in results[1:]:
+            torch.testing.assert_close(found, results[0], rtol=1e-5, atol=1e-5)
 
 
 def test_a_condition_that_always_holds_is_none() -> None:

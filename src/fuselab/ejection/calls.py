@@ -121,10 +121,12 @@ def drop_assertions(graph: fx.Graph) -> None:
 def call_text(node: fx.Node, names: Mapping[Any, str]) -> str:
     """Return a call as Python text; ``names`` has the texts of its operands, and for
     ``torch.device`` that of the device of all tensors, which is not the example's; likewise for
-    ``torch.dtype``, in calls whose dtype is that of the arguments (``followed_dtypes.py``).
-    Raises KeyError if that is missing."""
+    ``torch.dtype``, in calls whose dtype, or a number, is that of the arguments
+    (``followed_dtypes.py``). Raises KeyError if that is missing."""
     if "follows" in node.meta:
-        names = {**names, node.meta["follows"]: names[torch.dtype]}
+        own = names[torch.dtype]
+        limits = {repr(one): text.format(own) for one, text in node.meta.get("limits", {}).items()}
+        names = {**names, node.meta["follows"]: own, **limits}
     arguments = [_text(value, names) for value in node.args]
     keywords = [f"{key}={_text(value, names)}" for key, value in node.kwargs.items()]
     target: Any = node.target
@@ -177,8 +179,8 @@ def _text(value: Any, names: Mapping[Any, str]) -> str:
     if isinstance(value, (list, tuple)):
         inner = _comma([_text(item, names) for item in value])
         return f"[{inner}]" if isinstance(value, list) else f"({inner})"
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'float("{value}")'
+    if isinstance(value, float):
+        return names.get(repr(value), repr(value) if math.isfinite(value) else f'float("{value}")')
     if isinstance(value, torch.dtype):
         return names.get(value, repr(value))
     if isinstance(value, torch.device):

@@ -31,7 +31,7 @@ from fuselab.ejection.blocks import take_blocks
 from fuselab.ejection.calls import source_line
 from fuselab.ejection.carriers import add_carriers, carriers_of
 from fuselab.ejection.cumulative import traceable_averages
-from fuselab.ejection.decisions import decisions, listening, not_listening
+from fuselab.ejection.decisions import decisions, listening, not_listening, reads_dtypes
 from fuselab.ejection.dropout import SEEDS, dropouts_in, is_seed, seed_beside, seeded
 from fuselab.ejection.equal_sizes import equal_sizes, equate_sizes
 from fuselab.ejection.libraries import refuse_calls_of_libraries
@@ -98,6 +98,7 @@ class Captured:
     seed: str | None = None
     numbers: tuple[int, ...] = ()
     decisions: tuple[sympy.Basic, ...] = ()
+    reads_dtypes: bool = False
 
     @property
     def needs_gradient(self) -> tuple[bool, ...]:
@@ -198,7 +199,7 @@ def capture(
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
         refuse_calls_of_libraries(module.graph, products)
         held["traced"], held["stand_ins"] = module, StandIns(module)
-        held["decisions"] = decisions()
+        held["decisions"], held["reads_dtypes"] = decisions(), reads_dtypes()
         held["results"] = results_of(module.graph)
         # Only what is computed: AOTAutograd would return the bases of views as well.
         last = output_node(module.graph)
@@ -291,7 +292,7 @@ def trace(
     held: dict[str, Any] = {}
 
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
-        held["decisions"] = decisions()
+        held["decisions"], held["reads_dtypes"] = decisions(), reads_dtypes()
         take_cells_apart(module)
         held["traced"], held["stand_ins"] = module, StandIns(module)
         held["carriers"] = carriers_of(module.graph, held["decisions"])
@@ -344,6 +345,7 @@ def trace(
         seed=seed,
         numbers=numbers,
         decisions=held["decisions"],
+        reads_dtypes=held["reads_dtypes"],
     )
 
 
@@ -678,6 +680,7 @@ def _captured(
         seed,
         tuple(held["numbers"]),
         held["decisions"],
+        held["reads_dtypes"],
     )
 
 

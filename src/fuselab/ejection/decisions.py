@@ -2,7 +2,7 @@
 took, and which numbers it computed by functions that no symbol follows (``math.log`` of a size).
 
 A graph has only the way that the example's sizes took. Where other sizes would take another one,
-the kernels must not run.
+the kernels must not run. Code that reads the dtype of a tensor may decide by that too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._dynamo.variables.tensor import TensorVariable
 from torch.fx.experimental.sym_node import SymNode
 
 # Where PyTorch's tracer asks on behalf of the user's code. Other questions are those of PyTorch's
@@ -32,6 +33,8 @@ _COMPARISONS = {
     "ne": sympy.Ne,
 }
 _EXTREMES = {"sym_max": sympy.Ge, "sym_min": sympy.Le}
+# The methods by which Dynamo answers code that asks for the dtype of a tensor.
+_DTYPE_READS = ("method_attr_dtype", "method_element_size", "method_type")
 # What stands between a comparison in the user's code, as Dynamo runs it, and the sizes' own code.
 _ON_THE_WAY = ("_dynamo/", "fx/experimental/", "torch/__init__.py")
 _SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 16, 31, 64, 100, 1000, 4099, 1 << 20)
@@ -39,18 +42,26 @@ _DRAWS = 300
 
 
 _answered: list[sympy.Basic] = []  # what user's code has asked while `listening`
+_dtype_reads: list[str] = []  # the methods by which it has read dtypes
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
     """Keep the comparisons of sizes in the user's code that a tracer answers without a guard, by
-    taking every size to be 2 or more: whether a batch has more than one row, or any."""
+    taking every size to be 2 or more: whether a batch has more than one row, or any. Keep whether
+    the code reads the dtype of a tensor."""
     _answered.clear()
+    _dtype_reads.clear()
     heard = {}
     for name, relation in (_COMPARISONS | _EXTREMES).items():
         keeping = _compared if name in _COMPARISONS else _chosen
         heard[name] = partialmethod(keeping, getattr(SymNode, name), relation)
-    with _with_methods(heard):
+    reads = {
+        name: partialmethod(_read_dtype, getattr(TensorVariable, name), name)
+        for name in _DTYPE_READS
+        if name in vars(TensorVariable)
+    }
+    with _with_methods(SymNode, heard), _with_methods(TensorVariable, reads):
         yield
 
 
@@ -61,20 +72,30 @@ def not_listening() -> Iterator[None]:
     own = {
         name: one.args[0] if isinstance(one, partialmethod) else one for name, one in now.items()
     }
-    with _with_methods(own):
+    with _with_methods(SymNode, own):
         yield
 
 
 @contextlib.contextmanager
-def _with_methods(methods: Mapping[str, Any]) -> Iterator[None]:
-    before = {name: vars(SymNode)[name] for name in methods}
+def _with_methods(owner: type, methods: Mapping[str, Any]) -> Iterator[None]:
+    before = {name: vars(owner)[name] for name in methods}
     for name, method in methods.items():
-        setattr(SymNode, name, method)
+        setattr(owner, name, method)
     try:
         yield
     finally:
         for name, method in before.items():
-            setattr(SymNode, name, method)
+            setattr(owner, name, method)
+
+
+def _read_dtype(self: Any, own: Callable[..., Any], name: str, *args: Any, **keywords: Any) -> Any:
+    _dtype_reads.append(name)
+    return own(self, *args, **keywords)
+
+
+def reads_dtypes() -> bool:
+    """Return whether the code that is being compiled has read the dtype of a tensor."""
+    return bool(_dtype_reads)
 
 
 def _compared(

@@ -108,13 +108,16 @@ def _folded(line: str) -> list[str]:
     """Return a line folded, or as it is where that would be other code: a comment, or statements of
     the user's code that share a line."""
     lines = fold(line)
-    tail = " pass" if line.rstrip().endswith(":") else ""
+    # A line may be an item of a dict, whose key is a string with operators in it.
+    is_item = re.match(r'\s*"[^"]*": .*,$', line) is not None
+    head, tail = ("{", "}") if is_item else ("", " pass" if line.rstrip().endswith(":") else "")
     try:
-        wanted = ast.dump(ast.parse(line.strip() + tail))
+        wanted = ast.dump(ast.parse(f"{head}{line.strip()}{tail}"))
     except SyntaxError:  # a part of a statement
         return lines
     try:
-        found = ast.dump(ast.parse(textwrap.dedent("\n".join(lines)) + tail))
+        text = textwrap.dedent("\n".join(lines))
+        found = ast.dump(ast.parse(f"{head}{text}{tail}"))
     except SyntaxError:
         return [line]
     return lines if found == wanted else [line]

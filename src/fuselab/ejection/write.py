@@ -372,5 +372,6 @@ OP = FusedOp(
         _EXAMPLE,
 {smaller}    ),
     configs={{{tuned}}},
+    supports=supports,
 {last})
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import textwrap
@@ -12,6 +13,7 @@ import sympy
 import torch
 
 from fuselab.ejection import emit_cuda, emit_triton
+from fuselab.ejection.followed_dtypes import dtype_texts, dtypes_of_calls, dtypes_of_kernels
 from fuselab.ejection.held import Held
 from fuselab.ejection.loops import Call, Node, Pieces, Reduction, operands_of
 from fuselab.ejection.package import Package
@@ -383,8 +385,23 @@ def mismatch_lines(package: Package) -> list[str]:
         lines.append(f"        integers={{{integers}}},")
     decided = decided_texts(package)
     if decided:
-        texts = "".join(f"{json.dumps(one)}, " for one in decided)
-        lines.append(f"        decided=({texts.rstrip()}),")
+        lines.append("        decided={")
+        for one in decided:
+            read = {node.id for node in ast.walk(ast.parse(one)) if isinstance(node, ast.Name)}
+            named = ", ".join(sorted(read & {*package.sizes.names.values()}))
+            lines += [
+                f"            {json.dumps(one)}: (",
+                f"                lambda {named}, **_: {one}",
+            ]
+            lines.append("            ),")
+        lines.append("        },")
+    numbered = {name: place for place, name in enumerate(package.parameters, 1)}
+    alike = ", ".join(
+        f"{tuple(map(numbered.__getitem__, names))!r}: {dtypes!r}"
+        for names, dtypes in dtypes_of_kernels(package.captured).items()
+    )
+    if alike:
+        lines.append(f"        dtypes={{{alike}}},")
     return lines
 
 
@@ -410,8 +427,11 @@ def example_sizes(package: Package | Cut) -> list[str]:
 
 
 def where_it_runs(package: Package | Cut) -> list[str]:
-    """Return the conditions on sizes under which the kernels compute what the code does."""
-    return [*decided_texts(package), *example_sizes(package)]
+    """Return the conditions on sizes and dtypes under which the kernels compute what the code does;
+    of a composition, under which its steps do: its operators have conditions of their own."""
+    is_one = hasattr(package, "program")
+    alike = (dtypes_of_kernels if is_one else dtypes_of_calls)(package.captured)
+    return [*decided_texts(package), *dtype_texts(alike), *example_sizes(package)]
 
 
 def _fake_gradient(package: Package) -> str:

@@ -16,7 +16,12 @@ from fuselab.ejection.blocks import Blocks, blocks_of, in_blocks
 from fuselab.ejection.calls import call_text
 from fuselab.ejection.capture import Captured, argument_name
 from fuselab.ejection.dropout import RUNTIME
-from fuselab.ejection.followed_dtypes import follow_dtypes, followed
+from fuselab.ejection.followed_dtypes import (
+    dtype_texts,
+    dtypes_of_calls,
+    follow_dtypes,
+    followed,
+)
 from fuselab.ejection.plan import Sizes
 from fuselab.ejection.returned import (
     CONSTANTS,
@@ -26,6 +31,7 @@ from fuselab.ejection.returned import (
     structure_text,
 )
 from fuselab.ejection.taken import annotation, rebuilt, tensors_in
+from fuselab.op import dtype_name
 
 _CONSTANTS = (*CONSTANTS, tuple)
 _STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -299,10 +305,27 @@ def _copies(captured: Captured) -> list[str]:
 # --- the calls that a module makes ----------------------------------------------------------------
 
 
+def _refused_dtypes(captured: Captured) -> list[str]:
+    """Return the statements that refuse the dtypes in which a module makes other calls."""
+    alike = dtypes_of_calls(captured)
+    lines = []
+    for text, dtypes in zip(dtype_texts(alike), alike.values(), strict=True):
+        names = " or ".join(map(dtype_name, dtypes))
+        lines += [
+            f"if not {text}:",
+            "    raise ValueError(",
+            f'        "{captured.name} computes what it was ejected for in {names} alone; "',
+            '        "eject it with an example in the dtype that you need."',
+            "    )",
+        ]
+    return lines
+
+
 def _traced(captured: Captured, outputs: Sequence[str]) -> str:
     sizes = Sizes(captured)
     lines: list[tuple[Blocks, str]] = [((), line) for line in sizes.statements(captured.parameters)]
     lines += [((), line) for line in _copies(captured)] if outputs else []
+    lines = [*(((), line) for line in _refused_dtypes(captured)), *lines]
     names: dict[Any, str] = {torch.device: f"{captured.parameters[0]}.device"}
     follow_dtypes(captured, not any(captured.needs_gradient))
     for node in captured.traced.graph.nodes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import CodeType
 from typing import Any
 
 import torch
@@ -24,8 +23,9 @@ def mismatch(
     multiples: Mapping[str, int] | None = None,
     least: Mapping[str, int] | None = None,
     widest: torch.dtype | None = None,
-    decided: Sequence[str] = (),
+    decided: Mapping[str, Callable[..., bool]] | None = None,
     integers: Mapping[int, torch.dtype] | None = None,
+    dtypes: Mapping[tuple[int, ...], tuple[torch.dtype, ...]] | None = None,
 ) -> str | None:
     """Return None if the tensors have the shapes that the kernels were written for, else the
     reason in a few words.
@@ -37,10 +37,12 @@ def mismatch(
             of such sizes, as ``length * width + 2 * height``.
         least: names whose size must not be below a number.
         widest: a dtype that the function computes in of its own accord; kernels do not round to it.
-        decided: conditions on the sizes of names, in Python, as ``width > 64``. The function has
-            taken the way that the kernels compute because they held.
+        decided: conditions on the sizes of names, such as ``width > 64``, each with a function of
+            these names. The function has taken the way that the kernels compute because they held.
         integers: the dtype of arguments, by their place, with which kernels compute: those of
             another dtype would wrap around elsewhere.
+        dtypes: the dtypes of arguments, by their places, in which the function does what the
+            kernels do: where it reads the dtype, it computes something else in others.
     """
     sizes: dict[str, int] = {}
     for place, (tensor, pattern) in enumerate(operands, 1):
@@ -65,9 +67,13 @@ def mismatch(
     for word, size in (least or {}).items():
         if sizes[word] < size:
             return f"{word} is {sizes[word]}, which is below {size}"
-    for text in decided:
-        if not eval(_compiled(text), {"math": math}, sizes):
+    for text, holds in (decided or {}).items():
+        if not holds(**sizes):
             return f"the function computes something else where not {text}"
+    for places, alike in (dtypes or {}).items():
+        for place in places:
+            if (found := operands[place - 1][0].dtype) not in alike:
+                return f"the function computes something else in {dtype_name(found)}"
     for place, (tensor, _) in enumerate(operands, 1):
         dtype = (integers or {}).get(place, tensor.dtype)
         if tensor.dtype != dtype:
@@ -81,12 +87,6 @@ def mismatch(
                 f"{dtype_name(widest)} between its steps"
             )
     return None
-
-
-@functools.cache
-def _compiled(text: str) -> CodeType:
-    """Return a condition of a package's own, compiled."""
-    return compile(text, "<a condition on sizes>", "eval")
 
 
 def sum_of_products(text: str, sizes: Mapping[str, int]) -> int:

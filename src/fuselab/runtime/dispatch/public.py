@@ -157,6 +157,10 @@ def _call(registration: Registration, args: tuple[Any, ...], implementation: str
                     registration.forward_id, implementation, args, op.reference
                 )
             return without_autocast(op.reference, args)
+    if compiling and op.supports is not None and implementation in ("auto", "reference"):
+        is_taken = implementation == "auto" and op.supports(*args) is None
+        if not is_taken and not op.mutates:
+            return without_autocast(op.reference, args)
     if not compiling and device.type != "cpu":
         args = with_host_floats(registration, args)
     # A float in a GPU's memory stays there: reading it would synchronise and break a CUDA graph.

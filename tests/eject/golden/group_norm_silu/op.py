@@ -278,6 +278,7 @@ OP = FusedOp(
         Case.normal([(2, 4, 5, 3), (4,), (4,)], "dtypes"),
     ),
     configs={"triton": configs, "triton_backward": configs},
+    supports=supports,
     draw=draw,
     autocast=autocast,
 )

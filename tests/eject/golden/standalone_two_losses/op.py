@@ -50,6 +50,7 @@ OP = FusedOp(
         _EXAMPLE,
     ),
     configs={"triton": configs, "triton_backward": configs},
+    supports=supports,
     draw=draw,
     autocast=autocast,
 )
