@@ -356,6 +356,12 @@ struct Counts {
         is_regular(::is_regular<V>(numbers, numbers[1] - numbers[0])) {}
 };
 
+// The same of integers that reductions of rows give: they do not grow regularly from row to row.
+template <class V>
+struct Totals {
+  LongIntegers<V> number;
+};
+
 // What a running reduction has come to, for each row of a block, or each strip of rows.
 template <class Term>
 struct SoFar {
@@ -629,6 +635,8 @@ class At {
       return bounds_of(value.rows);
     } else if constexpr (std::is_same_v<Value, Counts<V>>) {
       return number(math::Stepped<V>(value.rows.number[strip_]));
+    } else if constexpr (std::is_same_v<Value, Totals<V>>) {
+      return math::splat<LongIntegers<V>>(value.rows.number[strip_]);
     } else if constexpr (std::is_same_v<Value, math::Stepped<V>>) {
       return number(math::Stepped<V>(value.rows.first + strip_ * value.rows.step));
     } else if constexpr (std::is_same_v<Value, Integers<V>> && has_lines) {
@@ -788,7 +796,7 @@ class At {
       return math::SmallStepped<V>(value.first, value.step);
     } else if constexpr (std::is_same_v<Value, Counts<V>> && is_small) {
       return math::Narrow<V>(value.lower);
-    } else if constexpr (std::is_same_v<Value, Counts<V>>) {
+    } else if constexpr (std::is_same_v<Value, Counts<V>> || std::is_same_v<Value, Totals<V>>) {
       return value.number;
     } else {
       return value;
@@ -1128,7 +1136,7 @@ class Rows {
       if constexpr (lane == Lane::row) return index.strip[strip];
       if constexpr (lane == Lane::column) return index.rows;
     }();
-    if constexpr (std::is_same_v<Index, Counts<V>>) {
+    if constexpr (std::is_same_v<Index, Counts<V>> || std::is_same_v<Index, Totals<V>>) {
       return found.number;
     } else {
       return math::integers<V>(found);
@@ -1186,15 +1194,17 @@ class Rows {
 
   template <std::size_t place, class States>
   auto result(const States* states) const {
-    using Value = decltype(std::get<place>(states[0]).result());
+    using Found = decltype(std::get<place>(states[0]).result());
+    // Where real numbers have 64 bits, a vector of integers has the type of a mask.
+    using Value = std::conditional_t<std::is_same_v<Found, LongIntegers<V>>, Totals<V>, Found>;
     if constexpr (lane == Lane::column) {
-      Scalar<Value> across[width] = {};
+      Scalar<Found> across[width] = {};
       for (int64_t row = 0; row < count_; ++row) across[row] = std::get<place>(states[row]).across();
-      return PerRow<Value, lane>{load_as<Value>(across)};
+      return PerRow<Value, lane>{Value{load_as<Found>(across)}};
     } else {
       Value* const values = scratch_.template take<Value>(strips_);
       for (int64_t strip = 0; strip < strips_; ++strip)
-        values[strip] = std::get<place>(states[strip]).result();
+        values[strip] = Value{std::get<place>(states[strip]).result()};
       return PerRow<Value, lane>{values};
     }
   }
