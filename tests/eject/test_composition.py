@@ -386,3 +386,19 @@ def test_the_screen_says_what_stays_a_pytorch_call(
     text = capsys.readouterr().out
     assert "f_mul (rows" in text
     assert "PyTorch calls between them: add, matmul (page.md says why)" in text
+
+
+def of_complex_and_transposed(z: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    return (z.abs() * 2 + x.T.exp()) @ weight
+
+
+def test_a_complex_argument_and_an_attribute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    z, x, weight = torch.polar(torch.ones(4, 3), torch.rand(4, 3)), torch.rand(3, 4), torch.ones(3)
+    folder = fuselab.eject(of_complex_and_transposed, z, x, weight, out=tmp_path / "of_complex")
+    text = (folder / "composed.py").read_text()
+    assert "transposed = x.T" in text and "getattr" not in text
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = importlib.import_module("of_complex").of_complex_and_transposed
+    torch.testing.assert_close(made(z, x, weight), of_complex_and_transposed(z, x, weight))

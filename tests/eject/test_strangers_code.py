@@ -198,15 +198,28 @@ def similarities(z: Tensor) -> Tensor:
     return (z @ z.t() / 0.5).masked_fill(itself, -1e9).softmax(-1)
 
 
+def similarities_of_pairs(z: Tensor) -> Tensor:
+    rows, columns = torch.tril_indices(5, 5, device=z.device)
+    return (z @ z.t())[rows, columns].exp() * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "file", "device"),
+    (
+        (similarities, "similarities_softmax/reference.py", "matmul.device"),
+        (similarities_of_pairs, "composed.py", "z.device"),
+    ),
+)
 def test_tensors_are_made_on_the_device_of_the_arguments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    function: Any, file: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fuselab.eject(similarities, torch.ones(3, 4), out=tmp_path / "similar", name="similarities")
-    assert "device=z.device" in (tmp_path / "similar" / "composed.py").read_text("utf-8")
+    name = function.__name__
+    folder = fuselab.eject(function, torch.ones(5, 4), out=tmp_path / name)
+    assert f"device={device}" in (folder / file).read_text("utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     z = torch.arange(10.0).reshape(5, 2) / 10
-    found = importlib.import_module("similar").similarities(z)
-    torch.testing.assert_close(found, similarities(z))
+    found = getattr(importlib.import_module(name), name)(z)
+    torch.testing.assert_close(found, function(z))
 
 
 def test_statements_that_share_a_line_are_not_folded() -> None:

@@ -585,7 +585,8 @@ def _seeded_ranges(given: Mapping[str, Any], seed: str | None) -> dict[str, tupl
     return found | {
         name: (int(value.min()), int(value.max()))
         for name, (value, _) in tensors_in(given).items()
-        if not value.is_floating_point() and value.dtype != torch.bool and value.numel()
+        if not value.is_floating_point() and not value.is_complex()
+        if value.dtype != torch.bool and value.numel()
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,9 +35,11 @@ COMPOSED = (
     aten.deg2rad,
     aten.diag_embed,
     aten.dist,
+    aten.dot,
     aten.celu,
     aten.elu,
     aten.elu_backward,
+    aten.eye,
     aten.gelu,
     aten.gelu_backward,
     aten.glu,
@@ -55,10 +58,12 @@ COMPOSED = (
     aten.leaky_relu,
     aten.leaky_relu_backward,
     aten.lerp,
+    aten.linspace,
     aten.logaddexp,
     aten.logaddexp2,
     aten.logit,
     aten.logit_backward,
+    aten.logspace,
     aten.logsumexp,
     aten.log_sigmoid_forward,
     aten.log_sigmoid_backward,
@@ -67,6 +72,7 @@ COMPOSED = (
     aten.mish_backward,
     aten.mse_loss,
     aten.mse_loss_backward,
+    aten.mvlgamma,
     aten.nan_to_num,
     aten.nll_loss_backward,
     aten.nll_loss_forward,
@@ -75,6 +81,7 @@ COMPOSED = (
     aten.pixel_shuffle,
     aten.pixel_unshuffle,
     aten.rad2deg,
+    aten.renorm,
     aten.rot90,
     aten.rsub,
     aten.selu,
@@ -116,6 +123,7 @@ COMPOSED = (
     aten.binary_cross_entropy_with_logits,
     aten.norm,
     aten.linalg_vector_norm,
+    aten.vdot,
     aten.xlogy,
     aten.square,
     aten.t,
@@ -175,6 +183,50 @@ def _ldexp(input: Tensor, other: Tensor) -> Tensor:
     return input * torch.pow(2.0, other)
 
 
+def _angle(input: Tensor) -> Tensor:
+    """Return the angle of real numbers: pi where they are negative, else 0, and NaN for NaN."""
+    known = torch.where(input < 0, math.pi, 0.0).to(input.dtype)
+    return torch.where(input.isnan(), input, known)
+
+
+def _cosines(*first: float) -> Callable[..., Tensor]:
+    """Return the definition of a window that is a sum of cosines: ``a - b cos(2 pi k / n) + c cos(4
+    pi k / n)`` at its elements ``k``, where ``n`` is its length if it is periodic, else one less.
+    ``first`` are the factors that a call does not give."""
+
+    def window(length: int, periodic: bool = True, *factors: float, **keywords: Any) -> Tensor:
+        if length == 1:
+            return torch.ones(1, **keywords)
+        place = torch.arange(length, **{"dtype": torch.get_default_dtype(), **_given(keywords)})
+        angle = place * (2 * math.pi / (length if periodic else length - 1))
+        total = torch.zeros_like(place)
+        for order, factor in enumerate((*factors, *first[len(factors) :])):
+            total = total + (-1) ** order * factor * torch.cos(order * angle)
+        return total
+
+    return window
+
+
+def _bartlett_window(length: int, periodic: bool = True, **keywords: Any) -> Tensor:
+    """Return a window that grows to 1 and falls again, along two lines."""
+    if length == 1:
+        return torch.ones(1, **keywords)
+    place = torch.arange(length, **{"dtype": torch.get_default_dtype(), **_given(keywords)})
+    return 1 - (place * (2 / (length if periodic else length - 1)) - 1).abs()
+
+
+def _given(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in keywords.items() if value is not None}
+
+
+_WINDOWS: Mapping[Any, Callable[..., Tensor]] = {
+    aten.bartlett_window: _bartlett_window,
+    aten.blackman_window: _cosines(0.42, 0.5, 0.08),
+    aten.hamming_window: _cosines(0.54, 0.46),
+    aten.hann_window: _cosines(0.5, 0.5),
+}
+
+
 @functools.cache
 def definitions_in_kernels() -> Mapping[Any, Callable[..., Any]]:
     """Return the definitions by simpler operators of those that kernels compute so."""
@@ -182,6 +234,13 @@ def definitions_in_kernels() -> Mapping[Any, Callable[..., Any]]:
         **batch_norm.GRADIENT,
         **random_slopes.DEFINITIONS,
         **definitions_of_lists(),
+        **{
+            getattr(window, name): definition
+            for window, definition in _WINDOWS.items()
+            for name in window.overloads()
+            if "out" not in name
+        },
+        aten.angle.default: _angle,
         aten.nansum.default: _nansum,
         aten.addmm.default: _addmm,
         aten.linalg_cross.default: _cross,

@@ -105,8 +105,10 @@ def formatted(text: str) -> str:
 
 
 def _folded(line: str) -> list[str]:
-    """Return a line folded, or as it is where that would be other code: a comment, or statements of
-    the user's code that share a line."""
+    """Return a line folded, or as it is where that would be other code: a comment, statements of
+    the user's code that share a line, or a key of a dict, which is a string."""
+    if re.match(r'\s*"[^"]*": \($', line):
+        return [line]
     lines = fold(line)
     # A line may be an item of a dict, whose key is a string with operators in it.
     is_item = re.match(r'\s*"[^"]*": .*,$', line) is not None

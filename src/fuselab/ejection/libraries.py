@@ -19,7 +19,7 @@ PRODUCTS = frozenset(
 # Calls that cost more than the memory that they touch.
 HEAVY = frozenset(
     (
-        "addmv", "bilinear", "dot", "einsum", "embedding_bag", "mv", "outer", "tensordot",
+        "addmv", "bilinear", "embedding_bag", "mv", "tensordot",
         *PRODUCTS, *RECURRENCES,
     )
 )  # fmt: skip

@@ -336,6 +336,39 @@ class Lowering(Arithmetic):
             places=source.sizes[dim],
         )  # fmt: skip
 
+    # --- products that read no element twice
+
+    def op_mm(self, node: FxNode) -> Node:
+        return self.product_of_matrices(node)
+
+    def op_bmm(self, node: FxNode) -> Node:
+        return self.product_of_matrices(node)
+
+    def product_of_matrices(self, node: FxNode) -> Node:
+        """Return a product of matrices of which one has one row, or one column, as the products of
+        rows are that ``einsum`` makes: a sum of products. Others are a library's."""
+        one, other = (self.known[argument] for argument in node.args[:2])
+        *batch, rows, shared = one.sizes
+        columns = other.sizes[-1]
+        if 1 not in (rows, shared, columns):
+            self.refuse(node)
+        common = self.common(node)
+        wide = (*batch, rows, columns, shared)
+
+        def of_rows(at: Index, *_: Any) -> Index:
+            return (*at[:-2], at[-1])
+
+        def of_columns(at: Index, *_: Any) -> Index:
+            return (*at[:-3], at[-1], at[-2])
+
+        factors = [
+            View(matrix.name, wide, matrix.kind, common["line"], False, matrix, index)
+            for matrix, index in ((one, of_rows), (other, of_columns))
+        ]
+        product = self.element(node, "product", wide, one.kind, "mul", *factors)
+        last = len(wide) - 1
+        return Reduction(**common, function="sum", source=product, dims=(last,), keepdim=False)
+
     # --- running reductions
 
     def op_cumsum(self, node: FxNode) -> Node:

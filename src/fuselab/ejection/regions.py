@@ -70,6 +70,7 @@ RANDOM = frozenset(
 
 
 ALONE = "alone it would gain nothing"  # why a call that could have a kernel gets none
+LIBRARY = "a library computes it"
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,7 +323,7 @@ class _Cutter:
     def plain_reason(self, node: fx.Node) -> str | None:
         """Return why eject writes no kernel of a call, where that is known without trying one."""
         if call_name(node) in HEAVY:
-            return "a library computes it"
+            return LIBRARY
         if node.op == "get_attr" or not isinstance(_value(node), (Tensor, tuple, list)):
             return "it is no call on tensors"
         if any(_is_unusual(_value(one)) for one in (node, *node.all_input_nodes)):
@@ -347,7 +348,10 @@ class _Cutter:
             return self.reason(source)
         key = _signature(node)
         if key not in self.judged:
-            self.judged[key] = self._refused([node], call_name(node) in ARRANGING)
+            refused = self._refused([node], call_name(node) in ARRANGING)
+            # What an einsum computes only its equation and the sizes tell.
+            is_product = refused is not None and call_name(node) == "einsum"
+            self.judged[key] = LIBRARY if is_product else refused
         return self.judged[key]
 
     def _refused(self, calls: Sequence[fx.Node], is_negated: bool = False) -> str | None:
@@ -657,6 +661,10 @@ def _make_new(node: fx.Node, name: str) -> None:
         node.op, node.target = "call_method", name[:-1]
 
 
+# What the attributes of a tensor are that are tensors and whose names are letters.
+_ATTRIBUTES = dict.fromkeys(("T", "mT", "H", "mH"), "transposed")
+
+
 def _names(graph: fx.Graph) -> dict[fx.Node, str]:
     """Return a name for every tensor: the user's, or that of the call."""
     namer = Namer(["torch", "Tensor"], in_kernel=False)
@@ -667,6 +675,8 @@ def _names(graph: fx.Graph) -> dict[fx.Node, str]:
     for node in graph.nodes:
         if node.op not in ("placeholder", "output") and not is_number(node):
             name = re.sub(r"_\d+$", "", node.name)
+            if node.target is getattr:
+                name = _ATTRIBUTES.get(str(node.args[1]), str(node.args[1]))
             names[node] = namer.name(call_name(node) if name in dir(builtins) else name)
     return names
 
