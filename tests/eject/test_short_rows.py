@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
-from comparing import imported
+from comparing import compare_cpp, imported
+from torch import Tensor
 
 from fuselab.ejection.eject import eject
+from fuselab.runtime.cpp_sweep import _runs_are_short
+from fuselab.runtime.sweep import Sweep
 
 
 def centred(x):
@@ -116,3 +121,29 @@ def test_elements_repeated_to_any_size(run, sizes):
 def test_every_second_element(run, width):
     x = torch.randn(2, 3, 8, width, generator=torch.Generator().manual_seed(0))
     compare(run(apart)[0], apart, x)
+
+
+def rotated(matrices: Tensor, vectors: Tensor) -> Tensor:
+    return (matrices * vectors[:, None]).sum(-1)
+
+
+def test_lanes_are_many_small_matrices(tmp_path: Path) -> None:
+    """Neither the rows nor the columns of a matrix of 3 x 3 fill a vector; the matrices do."""
+    folder = eject(rotated, torch.ones(4, 3, 3), torch.ones(4, 3), out=tmp_path / "rotated")
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((1000, 3, 3), (33, 2, 5), (31, 3, 3), (40, 7, 1), (1, 3, 3)):
+        matrices = torch.randn(shape, generator=generator)
+        vectors = torch.randn(shape[0], shape[2], generator=generator)
+        compare_cpp(folder, (matrices, vectors))
+        compare_cpp(folder, (matrices.transpose(0, 2).contiguous().transpose(0, 2), vectors))
+    output = torch.empty(1000, 3)
+    swept = Sweep(
+        rows={"length": 1000, "height": 3},
+        columns={"width": 3},
+        read=[(torch.ones(1000, 3, 3), "length height width"), (output, "length width")],
+        written=[(output, "length height")],
+    )
+    assert _runs_are_short(swept)
+    swept.put_longest_rows_innermost()
+    assert swept.rows.sizes == (3, 1000) and not _runs_are_short(swept)
+    assert swept.rows.strides == ((3, 9), (0, 3), (1, 3))

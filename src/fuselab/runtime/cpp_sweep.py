@@ -68,6 +68,8 @@ class CppSweeps:
     ) -> None:
         swept.order_rows_by_result()
         swept = swept.with_long_columns(SHORT, SHARE)
+        if _runs_are_short(swept):
+            swept.put_longest_rows_innermost()
         tensors = [tensor for tensor in swept.tensors if tensor is not None]
         lane = "row" if _lanes_are_rows(swept) else "column"
         types = ", ".join([CPP_TYPES[compute], *(CPP_TYPES[tensor.dtype] for tensor in tensors)])
@@ -80,6 +82,14 @@ class CppSweeps:
                 Struct(struct.pack(f"{len(loops)}q", *loops)),
             ),
         )
+
+
+def _runs_are_short(swept: Sweep) -> bool:
+    """Return whether neither rows nor columns fill the lanes of a vector, as those of the products
+    of many small matrices, and the results have no columns whose order in memory would count."""
+    results = swept.columns.strides[swept.read :]
+    is_small = swept.rows.sizes[-1] < FEW and swept.columns.numel < FEW
+    return is_small and max(swept.rows.sizes) >= NARROW and not any(map(any, results))
 
 
 def _lanes_are_rows(swept: Sweep) -> bool:

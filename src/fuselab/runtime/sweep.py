@@ -246,7 +246,15 @@ class Sweep:
         if place is None:
             return
         steps = self.rows.strides[place]
-        order = sorted(range(len(steps)), key=lambda loop: -steps[loop])
+        self._order_rows(sorted(range(len(steps)), key=lambda loop: -steps[loop]))
+
+    def put_longest_rows_innermost(self) -> None:
+        """Make the longest loop over rows the innermost one."""
+        longest = max(range(len(self.rows.sizes)), key=self.rows.sizes.__getitem__)
+        others = [loop for loop in range(len(self.rows.sizes)) if loop != longest]
+        self._order_rows([*others, longest])
+
+    def _order_rows(self, order: Sequence[int]) -> None:
         self.rows = Loops(
             tuple(self.rows.sizes[loop] for loop in order),
             tuple(tuple(strides[loop] for loop in order) for strides in self.rows.strides),
