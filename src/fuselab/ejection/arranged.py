@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import sympy
-import torch
-from torch import fx
 
 from fuselab.ejection.calls import source_line
 from fuselab.ejection.kernels import ancestors
@@ -25,19 +23,6 @@ from fuselab.ejection.steps import (
 from fuselab.ejection.windows import Pooling
 
 BORDER_SHARE = 8  # a border is at most one part in so many of a dimension
-
-
-def rolls_several_dimensions(graph: fx.Graph) -> bool:
-    """Return whether tensors are rolled along more than one dimension. Cutting each in two would
-    multiply the parts, with a kernel for each: rows are then read where they come from, and only
-    columns, which are neighbours in memory, are cut."""
-    rolled = {
-        dim % node.meta["val"].dim() - node.meta["val"].dim()
-        for node in graph.nodes
-        if node.target is torch.ops.aten.roll.default and len(node.args) > 2
-        for dim in node.args[2]
-    }
-    return len(rolled) > 1
 
 
 def _of_reductions(node: Node) -> bool:
@@ -304,14 +289,10 @@ class Arrangements(Pooling):
             dim %= len(result.sizes)
             size = result.sizes[dim]
             amount = self.exact(expression_of(number_of(shift)))
-            hint, size_hint = self.hint(amount), self.hint(size)
-            if not 0 < abs(hint) < size_hint:
-                result = self.rolled(node, result, dim, number_of(shift))
-                continue
-            moved = sympy.Integer(min(abs(hint), size_hint - abs(hint)))
-            several = dim != len(result.sizes) - 1 and rolls_several_dimensions(node.graph)
-            if several or self.is_border(moved, size):
-                result = self.rolled(node, result, dim, number_of(shift))
+            hint = self.hint(amount)
+            is_one = len(dims) == 1 and 0 < abs(hint) < self.hint(size)
+            if not is_one or not _of_reductions(result):
+                result = self.rolled(node, result, dim, amount)
                 continue
             front = self.exact(size - amount) if hint > 0 else -amount
             parts = [

@@ -209,17 +209,18 @@ class ChosenElements(Steps):
         size = source.sizes[dim]
         amount = self.exact(sympy.sympify(shift))
         position = self.along(node, source.sizes, dim)
-        if not amount.is_number:
-            self.refuse(node)
+        is_onward = self.hint(amount) >= 0
+        amount = self.exact(amount if is_onward else -amount)
+        self.parts.require(amount)
         count = self.size_number(size)
-        distance: Any = Constant(abs(int(amount)))
-        if not size.is_number or abs(int(amount)) >= int(size):
+        distance: Any = self.size_number(amount)
+        if not (size.is_number and amount.is_number and int(amount) < int(size)):
             # The distance is less than the size: what is left of it after whole turns.
             turns = self.whole(node, "turns", (), "intdiv", distance, count)
             whole = self.whole(node, "turned", (), "mul", turns, count)
             distance = self.whole(node, "distance", (), "sub", distance, whole)
         sizes = position.sizes
-        if amount >= 0:
+        if is_onward:
             place = self.whole(node, "place", sizes, "sub", position, distance)
             is_out = self.element(node, "is_before", sizes, "bool", "lt", place, Constant(0))
             turned = self.whole(node, "turned", sizes, "add", place, count)
