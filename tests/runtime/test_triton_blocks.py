@@ -252,3 +252,18 @@ def test_a_loop_is_swept_over_alone_where_it_fills_a_block(
     block = block_of_rows(loops, 2, 0, Reducing(1, 1), torch.device("meta"))
     assert block.columns == 4096
     assert has_nested_columns(loops, block) == is_nested
+
+
+@pytest.mark.parametrize(("columns", "warps"), [(3, 1), (8, 1), (16, 1), (64, 2)])
+def test_a_warp_reduces_few_columns_alone(
+    monkeypatch: pytest.MonkeyPatch, columns: int, warps: int
+) -> None:
+    """The mean over eight heads: rows are neighbours in memory."""
+    monkeypatch.setattr(gpu_limits, "multiprocessors", lambda device: 132)
+    sizes = {"batch": 32, "length": 1 << 20}
+    x = torch.empty(32, columns, 1 << 20, device="meta", dtype=torch.bfloat16)
+    mean = torch.empty(32, 1 << 20, device="meta", dtype=torch.bfloat16)
+    read, written = (x, "batch heads length"), (mean, "batch length")
+    loops = Sweep(sizes, {"heads": columns}, [read], [written])
+    block = block_of_rows(loops, 2, 0, Reducing(1, 1), torch.device("cuda"))
+    assert block.warps == warps

@@ -29,6 +29,7 @@ WINDOW_ROWS = 256  # of a block of windows
 SECTOR_BYTES = 32  # the least that is read of it
 LEAST_NESTED = 256  # columns of a loop between whose turns something is loaded
 LEAST_SPREAD = 256  # elements of a block of rows that is not made smaller to have more programs
+FEW_COLUMNS = 16  # that a warp reduces alone
 LONG_LOOP = 2048  # columns from which the innermost loop is swept over alone
 MOST_PARTIALS = 8192  # partial results that a program adds up: those of its rows
 PROGRAMS_PER_MULTIPROCESSOR = 16  # to which rows are shared out
@@ -194,6 +195,9 @@ def block_of_rows(
     is_part = swept.rows_are_contiguous and across < columns
     is_small = reads > 1 and reducing.stores_columns and down * across <= _SHORT
     block = Block(down, across, _warps(down * across, of_a_warp, 1 if is_part or is_small else 2))
+    if whole <= FEW_COLUMNS and not reducing.stores_columns and not reducing.sums:
+        # Each warp has all columns of its rows: the warps of a tile need not tell each other sums.
+        block = replace(block, warps=max(1, down * across // TILE))
     # Each program of neighbouring rows reads the partial results of all, so that many small shares
     # cost more than they bring.
     shared_by = PROGRAMS_PER_MULTIPROCESSOR
