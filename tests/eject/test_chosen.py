@@ -300,3 +300,37 @@ def test_a_mask_that_chooses_elements_is_refused() -> None:
 
     with pytest.raises(EjectError, match="whose size depends on values"):
         planned_package(chosen, (torch.ones(3, 4), torch.ones(3, 4) > 0), {}, "chosen")
+
+
+def relu_max_pool(x: Tensor, bias: Tensor) -> Tensor:
+    return F.max_pool2d(F.relu(x + bias[:, None, None]), 3, 2, 1)
+
+
+def messages(nodes: Tensor, edges: Tensor, source: Tensor) -> Tensor:
+    return F.relu(nodes[source] + edges)
+
+
+def test_a_gradient_that_others_are_summed_from_is_not_rounded(
+    folders: Callable[[Any], Path],
+) -> None:
+    """The narrow argument's gradient is stored in the upstream gradient's dtype till then."""
+    torch.manual_seed(0)
+    x, bias = torch.randn(3, 2, 9, 9).half(), torch.randn(2)
+    nodes, edges, source = torch.randn(5, 8), torch.randn(40, 8).half(), torch.arange(40) % 5
+    eject(relu_max_pool, x.float(), bias, out=folders(embedded).parent / "relu_max_pool")
+    eject(messages, nodes, edges.float(), source, out=folders(embedded).parent / "messages")
+    for function, args in ((relu_max_pool, (x, bias)), (messages, (nodes, edges, source))):
+        op = load_op(str(folders(function)))
+        cpp = op.implementations["cpp"]
+        output = cpp.forward(*args)
+        upstream = torch.randn(output.shape)
+        needs = [one.is_floating_point() for one in args]
+        ours = cpp.backward(needs, upstream, *op.gradient.save(output, *args))
+        exact = [one.double().requires_grad_() if one.is_floating_point() else one for one in args]
+        floating = [place for place, need in enumerate(needs) if need]
+        leaves = [exact[place] for place in floating]
+        theirs = torch.autograd.grad(function(*exact), leaves, upstream.double())
+        for place, right in zip(floating, theirs, strict=True):
+            assert ours[place].dtype == args[place].dtype
+            near = 1e-3 if args[place].dtype == torch.half else 1e-6
+            torch.testing.assert_close(ours[place].double(), right, rtol=near, atol=near)

@@ -290,6 +290,14 @@ class Package:
                 found.setdefault(name, 1)
         return found
 
+    def read_again(self, plans: Sequence[KernelPlan]) -> set[Node]:
+        """Return the gradients of which a later kernel, or a PyTorch call, computes others."""
+        nodes = [one.node for plan in plans for one in plan.loads if one.node is not None]
+        nodes += [one for one in self.program.gradients if isinstance(one, Call)]
+        read = {behind for node in nodes for behind in behind_calls(node)}
+        stored = (one for one in self.program.gradients if not isinstance(one, Call))
+        return {one for one in stored if one is not None and one in read}
+
     def result_name(self, node: Node, plans: Sequence[KernelPlan]) -> str:
         """Return the name of the tensor that holds a result in the launcher of ``plans``."""
         if node in self.program.outputs:

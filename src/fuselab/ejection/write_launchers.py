@@ -114,7 +114,7 @@ def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
         result = "None"
         if node is not None:
             result = passed.get(place) or package.result_name(node, plans)
-            if isinstance(node, Call):
+            if isinstance(node, Call) or node in package.read_again(plans):
                 result += f".to({argument}.dtype)"
         results.append(result if result == "None" else f"{result} if needs[{place}] else None")
     lines += ["return (", *(f"    {text}," for text in results), ")"]
@@ -178,6 +178,9 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
             if not is_output or len(package.output_names) == 1:  # else they are allocated together
                 like = gradients.get(node)
                 made = _allocation(package, node, like, given, is_output, node not in wide)
+                if like is not None and node in package.read_again(plans):
+                    # In an argument's dtype, which may be narrower, others would be summed up.
+                    made = f"torch.empty_like({like}, dtype={_upstream_dtype(package, like)})"
                 if node in equal:
                     place, other = equal[node]
                     first = package.program.gradients[other]
@@ -333,6 +336,15 @@ def _allocation(
     if may_be_narrow and isinstance(node, Reduction) and node.places is not None:
         dtype = f"torch.int32 if {package.sizes.text(node.places)} < 2**31 else torch.int64"
     return f"torch.empty(({sizes}), dtype={dtype}, device={given[0]}.device)"
+
+
+def _upstream_dtype(package: Package, name: str) -> str:
+    """Return the text of the dtype that holds the gradient of an argument before it is rounded to
+    the argument's own: at least those of the upstream gradients."""
+    text = f"{name}.dtype"
+    for upstream in filter(None, package.upstream_names):
+        text = f"torch.promote_types({text}, {upstream}.dtype)"
+    return text
 
 
 def _columns(package: Package, plan: KernelPlan) -> str:
