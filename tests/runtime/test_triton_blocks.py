@@ -254,9 +254,12 @@ def test_a_loop_is_swept_over_alone_where_it_fills_a_block(
     assert has_nested_columns(loops, block) == is_nested
 
 
-@pytest.mark.parametrize(("columns", "warps"), [(3, 1), (8, 1), (16, 1), (64, 2)])
+@pytest.mark.parametrize(
+    ("columns", "operands", "warps"),
+    [(3, 1, 1), (8, 1, 1), (16, 1, 1), (64, 1, 2), (8, 2, 2)],
+)
 def test_a_warp_reduces_few_columns_alone(
-    monkeypatch: pytest.MonkeyPatch, columns: int, warps: int
+    monkeypatch: pytest.MonkeyPatch, columns: int, operands: int, warps: int
 ) -> None:
     """The mean over eight heads: rows are neighbours in memory."""
     monkeypatch.setattr(gpu_limits, "multiprocessors", lambda device: 132)
@@ -264,6 +267,6 @@ def test_a_warp_reduces_few_columns_alone(
     x = torch.empty(32, columns, 1 << 20, device="meta", dtype=torch.bfloat16)
     mean = torch.empty(32, 1 << 20, device="meta", dtype=torch.bfloat16)
     read, written = (x, "batch heads length"), (mean, "batch length")
-    loops = Sweep(sizes, {"heads": columns}, [read], [written])
+    loops = Sweep(sizes, {"heads": columns}, [read] * operands, [written])
     block = block_of_rows(loops, 2, 0, Reducing(1, 1), torch.device("cuda"))
     assert block.warps == warps

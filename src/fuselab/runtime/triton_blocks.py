@@ -195,8 +195,10 @@ def block_of_rows(
     is_part = swept.rows_are_contiguous and across < columns
     is_small = reads > 1 and reducing.stores_columns and down * across <= _SHORT
     block = Block(down, across, _warps(down * across, of_a_warp, 1 if is_part or is_small else 2))
-    if whole <= FEW_COLUMNS and not reducing.stores_columns and not reducing.sums:
+    reduces_only = not reducing.stores_columns and not reducing.sums
+    if whole <= FEW_COLUMNS and reads < 2 and reduces_only:
         # Each warp has all columns of its rows: the warps of a tile need not tell each other sums.
+        # With several operands a warp's threads would have too much in registers.
         block = replace(block, warps=max(1, down * across // TILE))
     # Each program of neighbouring rows reads the partial results of all, so that many small shares
     # cost more than they bring.
