@@ -246,6 +246,36 @@ def test_the_gradient_of_a_pool_goes_to_the_first_of_equal_elements(
     assert gradient[0, 0].tolist() == [[2.0, 2.0, 0.0], [2.0, 2.0, 0.0], [0.0, 0.0, 0.0]]
 
 
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_the_gradient_of_a_pool_goes_to_the_last_nan(
+    folders: Callable[[Any], Path], share: float
+) -> None:
+    """PyTorch goes on at each NaN."""
+    folder = folders(max_pool)
+    op = load_op(str(folder))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(arguments(max_pool)[0].shape, generator=generator)
+    x[torch.rand(x.shape, generator=generator) < share] = float("nan")
+    x.requires_grad_()
+    pooled = max_pool(x)
+    upstream = torch.randn(pooled.shape, generator=generator)
+    (expected,) = torch.autograd.grad(pooled, x, upstream)
+    cpp = op.implementations["cpp"]
+    kernels: list[tuple[Any, Any]] = [(cpp.forward, cpp.backward)]
+    kernels.append(
+        (
+            lambda *args: interpreter.run(f"{folder}/op.py:forward_triton", *args),
+            lambda *args: interpreter.run(f"{folder}/op.py:backward_triton", *args),
+        )
+    )
+    for forward, backward in kernels:
+        output = forward(x.detach())
+        saved = op.gradient.save(output, x.detach())
+        near = {"equal_nan": True, "rtol": 1e-5, "atol": 1e-5}
+        torch.testing.assert_close(op.without_residuals(output), pooled.detach(), **near)
+        torch.testing.assert_close(backward([True], upstream, *saved)[0], expected, **near)
+
+
 def test_places_have_32_bits_where_no_pytorch_call_reads_them(
     folders: Callable[[Any], Path], tmp_path: Path
 ) -> None:

@@ -269,16 +269,22 @@ class Pooling(ChosenElements):
         is_it = self.element(
             node, "is_largest", wide, "bool", "eq", elements, self.spread(node, largest, 0, rank)
         )
+        flat = self.flat(node, places, windows, wide)
         if source.kind == "float":
+            # Of equal elements the first counts, of NaNs the last: its negative place is the least.
             is_nan = self.element(node, "is_nan", wide, "bool", "isnan", elements)
             is_it = self.element(node, "is_largest", wide, "bool", "or", is_it, is_nan)
+            from_end = self.whole(node, "place", wide, "neg", flat)
+            flat = self.whole(node, "place", wide, "where", is_nan, from_end, flat)
         if is_inside is not None:
             is_it = self.element(node, "is_largest", wide, "bool", "and", is_it, is_inside)
-        flat = self.flat(node, places, windows, wide)
         count = sympy.prod(list(windows.sizes))
         behind = self.size_number(count)
         place = self.whole(node, "place", wide, "where", is_it, flat, behind)
-        return largest, self.over_windows(node, f"{name}_place", "amin", place, rank, count)
+        place = self.over_windows(node, f"{name}_place", "amin", place, rank, count)
+        if source.kind == "float":
+            place = self.whole(node, place.name, place.sizes, "abs", place)
+        return largest, place
 
     op_max_pool3d_with_indices = op_max_pool2d_with_indices
 

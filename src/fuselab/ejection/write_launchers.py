@@ -15,7 +15,7 @@ import torch
 from fuselab.ejection import emit_cuda, emit_triton
 from fuselab.ejection.followed_dtypes import dtype_texts, dtypes_of_calls, dtypes_of_kernels
 from fuselab.ejection.held import Held
-from fuselab.ejection.loops import Call, Node, Pieces, Reduction, operands_of
+from fuselab.ejection.loops import Call, Node, Pieces, Pointwise, Reduction, operands_of
 from fuselab.ejection.package import Package
 from fuselab.ejection.pairs import pairs_of
 from fuselab.ejection.plan import KernelPlan, with_code
@@ -333,8 +333,9 @@ def _allocation(
     sizes = ", ".join(map(package.sizes.text, node.sizes))
     sizes += "," if len(node.sizes) == 1 else ""
     dtype = {"bool": "torch.bool", "int": "torch.int64"}.get(node.kind, "compute")
-    if may_be_narrow and isinstance(node, Reduction) and node.places is not None:
-        dtype = f"torch.int32 if {package.sizes.text(node.places)} < 2**31 else torch.int64"
+    of = node.operands[0] if isinstance(node, Pointwise) and node.function == "abs" else node
+    if may_be_narrow and isinstance(of, Reduction) and of.places is not None:
+        dtype = f"torch.int32 if {package.sizes.text(of.places)} < 2**31 else torch.int64"
     return f"torch.empty(({sizes}), dtype={dtype}, device={given[0]}.device)"
 
 
