@@ -274,7 +274,7 @@ def test_a_value_of_a_whole_column(package, run, function, words, shape):
 @pytest.mark.parametrize("shape", [(7, 4), (9, 37), (4, 700)], ids=str)
 def test_stretches_between_borders(package, run, shape, dtype):
     """Borders lie within one vector, in two neighbouring ones, and far apart."""
-    assert "for_each_by_stretch<" in (package(bordered)[0] / "cpu_kernels.cpp").read_text()
+    assert "each_by_stretch(" in (package(bordered)[0] / "cpu_kernels.cpp").read_text()
     x = torch.randn(2, 3, *shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
     for one in (x, x.transpose(2, 3), x.to(memory_format=torch.channels_last)):
         torch.testing.assert_close(run(bordered, one), bordered(one))
