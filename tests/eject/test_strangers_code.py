@@ -166,7 +166,7 @@ def pooled_shares(x: Tensor) -> Tensor:
     [
         (pooled_shares, [(2, 3, 5, 8, 4)], 3),
         (crossed, [(5, 3), (5, 3)], 1),
-        (wrapped_neighbours, [(5, 6, 7)], 2),
+        (wrapped_neighbours, [(5, 6, 7)], 1),
         (rolled_windows, [(2, 8, 12, 5)], 1),
     ],
 )

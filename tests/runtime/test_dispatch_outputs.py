@@ -284,6 +284,15 @@ def test_the_gradient_must_take_one_upstream_gradient_per_output() -> None:
         fuselab.operator(replace(OP, name="severaltest::passed", gradient=passed))
 
 
+def test_more_operators_are_compiled_than_dynamo_compiles_one_function() -> None:
+    """``torch.compile(operator)`` compiles the public function, which all operators have."""
+    args = _inputs(grad=False)
+    for number in range(torch._dynamo.config.recompile_limit + 2):
+        one = fuselab.operator(replace(OP, name=f"severaltest::compiled_{number}"))
+        compiled = torch.compile(one, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(*args), reference(*args))
+
+
 def test_another_number_of_outputs_is_another_operator() -> None:
     two = fuselab.operator(_with("redefined", tuple[Tensor, Tensor]))
     assert fuselab.operator(_with("redefined", tuple[Tensor, Tensor, Tensor])) is not two

@@ -93,6 +93,9 @@ def public_function(registration: Registration) -> Callable[..., Any]:
         several = len(registration.tensor_positions) > 1 or bool(registration.sequence_positions)
         public = public_in_place
 
+    # Dynamo keeps what it compiles of a function beside its code, and refuses to compile one code
+    # more than a few times: each operator has a copy of its own.
+    public.__code__ = public.__code__.replace(co_name=short)
     public.__name__ = public.__qualname__ = short
     public.__doc__ = registration.op.reference.__doc__
     parameters = [*registration.op.signature.parameters.values()]
