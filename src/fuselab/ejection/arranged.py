@@ -167,9 +167,9 @@ class Arrangements(Pooling):
         common = self.common(node)
         whole = common["sizes"][dim]
         start = self.start(node, start, whole)
-        end = self.exact(whole - start - part.sizes[dim])
-        is_border = step == 1 and self.is_border(whole - part.sizes[dim], whole)
-        if is_border and not _of_reductions(part):
+        rest = whole - part.sizes[dim]
+        if step == 1 and self.is_border(rest, whole) and not _of_reductions(part):
+            end = self.exact(rest - start)
             return self.surrounded(node, part, [(dim, start, end)], around or Constant(0.0))
         around = around or self.pointwise(node, "same", (Constant(0),))
         return self.parts.placed(common, dim, start, step, part, around)

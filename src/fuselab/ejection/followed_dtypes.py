@@ -114,8 +114,18 @@ def _floating(captured: Captured) -> set[torch.dtype]:
 def _with_dtype(
     captured: Captured, dtype: torch.dtype, other: torch.dtype, inference: bool
 ) -> fx.Graph:
-    """Return the graph that Dynamo makes of the function with tensors of another dtype."""
+    """Return the graph that Dynamo makes of the function with tensors of another dtype, which is
+    kept with the traced graph: kernels, calls and their dtypes all compare with it."""
+    kept: dict[Any, fx.Graph] = captured.traced.meta.setdefault("with_dtypes", {})
+    key = dtype, other, inference
+    if key not in kept:
+        kept[key] = _traced_with_dtype(captured, dtype, other, inference)
+    return kept[key]
 
+
+def _traced_with_dtype(
+    captured: Captured, dtype: torch.dtype, other: torch.dtype, inference: bool
+) -> fx.Graph:
     def converted(tensor: Tensor, *_: Any) -> Tensor:
         return tensor.to(other) if tensor.dtype == dtype else tensor
 

@@ -108,13 +108,13 @@ def _backward(package: Package, name: str, plans: Sequence[KernelPlan]) -> str:
     lines.append(f"compute = arithmetic_dtype({', '.join([*upstream, *package.saved])})")
     lines += _launches(package, plans, [*upstream, *package.given_back])
     results: list[str] = []
-    passed = package.passed_names
+    passed, read_again = package.passed_names, package.read_again(plans)
     pairs = zip(package.parameters, package.program.gradients, strict=True)
     for place, (argument, node) in enumerate(pairs):
         result = "None"
         if node is not None:
             result = passed.get(place) or package.result_name(node, plans)
-            if isinstance(node, Call) or node in package.read_again(plans):
+            if isinstance(node, Call) or node in read_again:
                 result += f".to({argument}.dtype)"
         results.append(result if result == "None" else f"{result} if needs[{place}] else None")
     lines += ["return (", *(f"    {text}," for text in results), ")"]
@@ -144,6 +144,7 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
     # A gradient that nobody needs is written where the one that it equals is.
     equal = {package.program.gradients[place]: (place, other) for place, other in package.equal}
     calls = _Calls(package, held, plans)
+    passed, read_again = package.passed_names, package.read_again(plans)
     names = {one.node: one.kept.name for one in package.residuals}
     # The formulas keep residuals in 64 bits, and PyTorch indexes with these alone.
     wide = {*names, *_given_to_calls(nodes)}
@@ -178,7 +179,7 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
             if not is_output or len(package.output_names) == 1:  # else they are allocated together
                 like = gradients.get(node)
                 made = _allocation(package, node, like, given, is_output, node not in wide)
-                if like is not None and node in package.read_again(plans):
+                if like is not None and node in read_again:
                     # In an argument's dtype, which may be narrower, others would be summed up.
                     made = f"torch.empty_like({like}, dtype={_upstream_dtype(package, like)})"
                 if node in equal:
@@ -217,7 +218,7 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
         lines.append(f'sweeps.run("{plan.name}", swept, compute{behind})')
     if plans is not package.forward:
         for place, gradient in enumerate(package.program.gradients):
-            lines += calls.before(gradient) if place not in package.passed_names else ()
+            lines += calls.before(gradient) if place not in passed else ()
     return lines
 
 
