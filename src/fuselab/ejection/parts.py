@@ -159,8 +159,25 @@ class Parts:
             cut = self._cut_pieces(source, dim, start, length, step)
             if cut is not None:
                 return cut
+        if isinstance(source, Window):
+            return self._cut_window(source, dim, start, length, step)
         return Window(source.name, sizes, source.kind, source.line, source=source, dim=dim,
                       start=start, step=step)  # fmt: skip
+
+    def _cut_window(
+        self, window: Window, dim: int, start: sympy.Expr, length: sympy.Expr, step: int
+    ) -> Node:
+        """Return a slice of a slice of a tensor as slices of the tensor, the one along its first
+        dimension innermost, so that the same elements are the same node."""
+        if dim == window.dim:
+            first = self.exact(window.start + window.step * start)
+            return self.cut(window.source, dim, first, length, window.step * step)
+        sizes = _with(window.sizes, dim, length)
+        if dim > window.dim:
+            return Window(window.name, sizes, window.kind, window.line, source=window, dim=dim,
+                          start=start, step=step)  # fmt: skip
+        part = self.cut(window.source, dim, start, length, step)
+        return self.cut(part, window.dim, window.start, window.sizes[window.dim], window.step)
 
     def _cut_choice(
         self, choice: Choice, dim: int, start: sympy.Expr, length: sympy.Expr, step: int
