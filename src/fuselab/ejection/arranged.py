@@ -8,8 +8,19 @@ from typing import Any
 import sympy
 
 from fuselab.ejection.calls import source_line
+from fuselab.ejection.joined_rows import is_reduced
 from fuselab.ejection.kernels import ancestors
-from fuselab.ejection.loops import Constant, Index, Node, Reduction, Splitter, View
+from fuselab.ejection.loops import (
+    SAME,
+    Call,
+    Constant,
+    Index,
+    Node,
+    Pieces,
+    Reduction,
+    Splitter,
+    View,
+)
 from fuselab.ejection.parts import regrouped, unexpanded
 from fuselab.ejection.steps import (
     FxNode,
@@ -129,7 +140,18 @@ class Arrangements(Pooling):
         sources = [
             self.converted(node, one, kind) for one in sources if len(one.sizes) == rank
         ]  # PyTorch leaves out empty tensors of one dimension
-        return self.parts.joined(self.common(node), dim, sources)
+        joined = self.parts.joined(self.common(node), dim, sources)
+        return self.stored_if_reduced(node, joined)
+
+    def stored_if_reduced(self, node: FxNode, joined: Node) -> Node:
+        """Return what is put together from parts as a tensor that is stored first, where it is
+        reduced along that dimension and its parts have several sizes: kernels would read them
+        twice, each in a launch of its own."""
+        if not isinstance(joined, Pieces) or self.parts.reduces_together(joined):
+            return joined
+        if node not in self.forward or not is_reduced(node, joined.dim, self.forward):
+            return joined
+        return Call(**self.common(node), operator=SAME, operands=(joined,))
 
     def op_stack(self, node: FxNode) -> Node:
         dim = (node.args[1] if len(node.args) > 1 else 0) % len(node.meta["val"].shape)

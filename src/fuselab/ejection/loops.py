@@ -313,6 +313,9 @@ class Call(Node):
     operands: tuple[object, ...] = ()
 
 
+SAME = "{0}"  # the call that hands on a tensor as it is stored
+
+
 class Splitter(Protocol):
     """Rearranges lists of axes; see ``kernels.Binding``."""
 

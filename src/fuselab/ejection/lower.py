@@ -140,7 +140,8 @@ def lower(
         lowering.integers.argument(argument.node, argument.name)
     for node, name in zip(captured.upstream, upstream, strict=False):
         lowering.known[node] = lowering.input(node, name)
-    wanted = with_sources(captured.outputs) | captured.behind_gradients()
+    lowering.forward = with_sources(captured.outputs)
+    wanted = lowering.forward | captured.behind_gradients()
     for node in captured.graph.nodes:
         if node in wanted and node.op == "call_function" and node not in lowering.known:
             lowering.known[node] = lowering.in_range(node)
@@ -271,7 +272,9 @@ class Lowering(Arithmetic):
         count = self.converted(node, value, "int")
         if dims:
             common = {**self.common(node), "kind": "int", "name": "count", "is_named": False}
-            count = Reduction(**common, function="sum", source=count, dims=dims, keepdim=keepdim)
+            count = self.parts.reduction(
+                Reduction(**common, function="sum", source=count, dims=dims, keepdim=keepdim)
+            )
         return self.pointwise(node, comparison, (count, Constant(0)))
 
     def op_argmax(self, node: FxNode) -> Node:
@@ -320,10 +323,10 @@ class Lowering(Arithmetic):
         kept = tuple(
             sympy.Integer(1) if one == dim else size for one, size in enumerate(source.sizes)
         )
-        extreme = Reduction(
+        extreme = self.parts.reduction(Reduction(
             f"{common['name']}_value", kept, source.kind, common["line"], False, function, source,
             (dim,), True,
-        )  # fmt: skip
+        ))  # fmt: skip
         is_it = self.element(node, "is_it", source.sizes, "bool", "eq", source, extreme)
         if source.kind == "float":
             is_nan = self.element(node, "is_nan", source.sizes, "bool", "isnan", source)
@@ -331,10 +334,10 @@ class Lowering(Arithmetic):
         position = Along("position", source.sizes, "int", common["line"], False, dim)
         behind = Size(source.sizes[dim])
         place = self.element(node, "place", source.sizes, "int", "where", is_it, position, behind)
-        return Reduction(
+        return self.parts.reduction(Reduction(
             **common, function="amin", source=place, dims=(dim,), keepdim=keepdim,
             places=source.sizes[dim],
-        )  # fmt: skip
+        ))  # fmt: skip
 
     # --- products that read no element twice
 

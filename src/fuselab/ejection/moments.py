@@ -52,7 +52,9 @@ class Moments(Arrangements):
         dropped = tuple(size for dim, size in enumerate(source.sizes) if dim not in dims)
 
         def squeezed(of: Node) -> Node:
-            return View(of.name, dropped, "float", of.line, False, of, inserted(dims))
+            return self.parts.view(
+                View(of.name, dropped, "float", of.line, False, of, inserted(dims))
+            )
 
         return squeezed(variance), squeezed(mean)
 
@@ -65,12 +67,14 @@ class Moments(Arrangements):
             sympy.Integer(1) if dim in dims else size for dim, size in enumerate(source.sizes)
         )
 
-        def total(of: Node, label: str) -> Reduction:
-            return Reduction(f"{name}_{label}", kept, "float", line, False, "sum", of, dims, True)
+        def total(of: Node, label: str) -> Node:
+            label = f"{name}_{label}"
+            return self.parts.reduction(
+                Reduction(label, kept, "float", line, False, "sum", of, dims, True)
+            )
 
         def element(label: str, sizes: Any, function: str, *operands: Any) -> Node:
-            label = f"{name}_{label}"
-            return Pointwise(label, sizes, "float", line, False, function, operands)
+            return self.element(node, f"{name}_{label}", sizes, "float", function, *operands)
 
         self.reduced.add((tuple(source.sizes), dims))
         sums = total(source, "total")

@@ -21,7 +21,7 @@ from fuselab.ejection.definitions import definitions_in_formulas, definitions_in
 from fuselab.ejection.exact_sizes import exact_size
 from fuselab.ejection.hand_over import with_handed_over
 from fuselab.ejection.kernels import Kernel, in_order, schedule, without_floors
-from fuselab.ejection.loops import Call, Input, Node, Pieces, Pointwise
+from fuselab.ejection.loops import SAME, Call, Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
 from fuselab.ejection.plan import KernelPlan, Namer, Sizes, kernel_name, planned
 from fuselab.ejection.residuals import Residual, with_outputs, with_residuals
@@ -35,9 +35,6 @@ from fuselab.op import dtype_name
 
 # What a contract says of a package with such a call (``FusedOp.nondeterministic``).
 UNORDERED = "on a GPU PyTorch's scatter_add_ adds what goes to one position in any order"
-
-
-_PASSED = "{0}"  # the call of a gradient that is an upstream one
 
 
 @dataclass(frozen=True)
@@ -192,7 +189,7 @@ class Package:
         return tuple(
             (place, of[node.operands[0]])
             for place, node in enumerate(self.program.gradients)
-            if isinstance(node, Call) and node.operator == _PASSED
+            if isinstance(node, Call) and node.operator == SAME
         )
 
     @property
@@ -521,7 +518,7 @@ def each_of_its_own(program: Program, outputs: Sequence[str], captured: Captured
         for node, name in zip(results, names, strict=True):
             if node in program.upstream:
                 common = name, node.sizes, node.kind, "", False
-                found.append(Call(*common, operator=_PASSED, operands=(node,)))
+                found.append(Call(*common, operator=SAME, operands=(node,)))
                 continue
             is_held = isinstance(node, Input) or (isinstance(node, Call) and names is outputs)
             if node is not None and (node in seen or is_held):

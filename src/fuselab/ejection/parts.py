@@ -39,6 +39,8 @@ from fuselab.ejection.stored import constant_of, folded
 
 ZERO, ONE = sympy.Integer(0), sympy.Integer(1)
 MOST_PARTS = 32  # kernels for more would be slower than one that copies
+MOST_REDUCED = 8  # parts that a kernel reduces together
+_OF_TWO = {"sum": "add", "prod": "mul", "amax": "maximum", "amin": "minimum"}
 Region = tuple[sympy.Expr, int, sympy.Expr]  # start, step, length
 
 
@@ -494,10 +496,12 @@ class Parts:
 
     def reduction(self, node: Reduction) -> Node:
         """Return the reduction part by part, where the source is put together along a dimension
-        that stays."""
+        that stays, or of parts of one size."""
         source = node.source
-        if not isinstance(source, Pieces) or source.dim in node.dims:
+        if not isinstance(source, Pieces):
             return node
+        if source.dim in node.dims:
+            return self._reduced_together(node, source)
         dim = source.dim if node.keepdim else node.kept.index(source.dim)
         parts = []
         for one in source.parts:
@@ -505,6 +509,34 @@ class Parts:
             value = self.reduction(replace(node, sizes=sizes, source=one.value))
             parts.append((value, one.start, one.step))
         return self._made(node, node.sizes, dim, parts)
+
+    def reduces_together(self, source: Pieces) -> bool:
+        """Return whether parts are reduced together along the dimension of the parts."""
+        first, *others = source.parts
+        is_equal = all(one.sizes == first.sizes for one in others)
+        return is_equal and len(source.parts) <= MOST_REDUCED
+
+    def _reduced_together(self, node: Reduction, source: Pieces) -> Node:
+        """Return the reduction of parts that have one size as that of what is computed from their
+        elements in the same place: the sum of all is the sum of their sums. Other parts have
+        columns of their own, and a kernel has one loop for its columns."""
+        if not self.reduces_together(source):
+            return node
+        first, *others = source.parts
+        value = first.value
+        for one in others:
+            function = _OF_TWO[node.function]
+            both = Pointwise(source.name, first.sizes, source.kind, source.line, False, function,
+                             (value, one.value))  # fmt: skip
+            value = self.pointwise(both)
+        if node.dims != (source.dim,) or first.sizes[source.dim] != 1:
+            return self.reduction(replace(node, source=value))
+        if node.keepdim:
+            return value
+        return self.view(
+            View(node.name, node.sizes, node.kind, node.line, node.is_named, value,
+                 lambda index, *_: (*index[: source.dim], (), *index[source.dim :]))
+        )  # fmt: skip
 
 
 def _own(value: Node) -> Node:

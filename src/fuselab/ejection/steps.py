@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NoReturn
 
 import sympy
@@ -44,6 +44,7 @@ class Steps:
         self.hints = hints
         self.parts = Parts(hints)
         self.integers = Integers()
+        self.forward: Set[FxNode] = frozenset()  # what the outputs are computed from
         self.reduced: set[tuple[Sizes, tuple[int, ...]]] = set()  # sizes, and dimensions of them
         self.floors: dict[sympy.Expr, sympy.Expr] = {}  # divisions that may lose a remainder
 

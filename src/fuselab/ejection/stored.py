@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 import sympy
 import torch
@@ -11,8 +12,10 @@ import torch
 from fuselab.ejection.exact_sizes import in_example
 from fuselab.ejection.integers import NARROWING
 from fuselab.ejection.loops import (
+    SAME,
     Call,
     Constant,
+    Input,
     Node,
     Piece,
     Pieces,
@@ -29,6 +32,38 @@ def memory_of(tensor: Node) -> Node:
     while isinstance(tensor, (Window, Regrouped)):
         tensor = tensor.source
     return tensor
+
+
+def stored_as(tensor: Node) -> Node:
+    """Return the node whose memory a tensor is in that a kernel stores, or that is an argument."""
+    memory = memory_of(tensor)
+    while isinstance(memory, Call) and memory.operator == SAME:
+        memory = memory_of(cast("Node", memory.operands[0]))
+    return memory
+
+
+def exact_in(node: Node) -> set[str] | None:
+    """Return the tensors of which a node has elements as they are, or with another sign, so that
+    it is stored exactly in a dtype that holds theirs; None where it has others."""
+    if isinstance(node, Input):
+        return {node.name} if node.kind == "float" else None
+    if isinstance(node, Pointwise):
+        if node.function not in _EXACT:
+            return None
+        operands = node.operands[1:] if node.function == "where" else node.operands
+    elif isinstance(node, (View, Window, Regrouped, Piece, Pieces)):
+        operands = operands_of(node)
+    else:
+        return None
+    found: set[str] = set()
+    for one in operands:
+        if isinstance(one, Constant) and one.value in _EXACT_NUMBERS:
+            continue
+        names = exact_in(one) if isinstance(one, Node) else None
+        if names is None:
+            return None
+        found |= names
+    return found
 
 
 def behind_calls(tensor: Node) -> Iterator[Node]:
@@ -107,6 +142,10 @@ def folded(node: Pointwise) -> Constant | None:
     ]
     return Constant(function(*held).item())
 
+
+# Functions whose result is one of their operands, or its negative, and numbers of every dtype.
+_EXACT = frozenset(("same", "neg", "abs", "relu", "maximum", "minimum", "where"))
+_EXACT_NUMBERS = (0, 1, -1, math.inf, -math.inf)
 
 # PyTorch's names of scalar functions that have another one.
 _TORCH_NAMES = {

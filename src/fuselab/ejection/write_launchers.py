@@ -7,6 +7,7 @@ import json
 import re
 import textwrap
 from collections.abc import Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -15,12 +16,19 @@ import torch
 from fuselab.ejection import emit_cuda, emit_triton
 from fuselab.ejection.followed_dtypes import dtype_texts, dtypes_of_calls, dtypes_of_kernels
 from fuselab.ejection.held import Held
-from fuselab.ejection.loops import Call, Node, Pieces, Pointwise, Reduction, operands_of
+from fuselab.ejection.loops import SAME, Call, Node, Pieces, Pointwise, Reduction, operands_of
 from fuselab.ejection.package import Package
 from fuselab.ejection.pairs import pairs_of
 from fuselab.ejection.plan import KernelPlan, with_code
 from fuselab.ejection.steps import expression_of
-from fuselab.ejection.stored import behind_calls, constant_of, leaves, memory_of
+from fuselab.ejection.stored import (
+    behind_calls,
+    constant_of,
+    exact_in,
+    leaves,
+    memory_of,
+    stored_as,
+)
 from fuselab.ejection.taken import tensors_in
 from fuselab.ejection.write_gradient import unpacked_upstream, upstream_type
 from fuselab.ejection.write_reference import declared, outputs_type, unpacked
@@ -292,6 +300,9 @@ class _Calls:
         lines: list[str] = []
         for one in behind_calls(node) if node is not None else ():
             if isinstance(one, Call) and one not in self.held.texts:
+                if one.operator == SAME:
+                    self.held.texts[one] = self.text(one.operands[0])
+                    continue
                 name = self.held.texts[one] = self.package.names[one]
                 given = [self.text(operand) for operand in one.operands]
                 lines.append(f"{name} = {one.operator.format(*given)}")
@@ -312,8 +323,13 @@ class _Calls:
 
 def _given_to_calls(nodes: Sequence[Node]) -> set[Node]:
     """Return what PyTorch calls read on the way to ``nodes``."""
-    calls = {one for node in nodes for one in behind_calls(node) if isinstance(one, Call)}
-    return {memory_of(operand) for call in calls for operand in operands_of(call)}
+    calls = {
+        one
+        for node in nodes
+        for one in behind_calls(node)
+        if isinstance(one, Call) and one.operator != SAME
+    }
+    return {stored_as(operand) for call in calls for operand in operands_of(call)}
 
 
 def _allocation(
@@ -334,6 +350,8 @@ def _allocation(
     sizes = ", ".join(map(package.sizes.text, node.sizes))
     sizes += "," if len(node.sizes) == 1 else ""
     dtype = {"bool": "torch.bool", "int": "torch.int64"}.get(node.kind, "compute")
+    if may_be_narrow and node.kind == "float":
+        dtype = _promoted(sorted(exact_in(node) or ())) or dtype
     of = node.operands[0] if isinstance(node, Pointwise) and node.function == "abs" else node
     if may_be_narrow and isinstance(of, Reduction) and of.places is not None:
         dtype = f"torch.int32 if {package.sizes.text(of.places)} < 2**31 else torch.int64"
@@ -343,10 +361,13 @@ def _allocation(
 def _upstream_dtype(package: Package, name: str) -> str:
     """Return the text of the dtype that holds the gradient of an argument before it is rounded to
     the argument's own: at least those of the upstream gradients."""
-    text = f"{name}.dtype"
-    for upstream in filter(None, package.upstream_names):
-        text = f"torch.promote_types({text}, {upstream}.dtype)"
-    return text
+    return _promoted([name, *filter(None, package.upstream_names)])
+
+
+def _promoted(names: Sequence[str]) -> str:
+    """Return the text of the dtype that holds the elements of all these tensors."""
+    dtypes = [f"{name}.dtype" for name in names]
+    return reduce("torch.promote_types({}, {})".format, dtypes) if dtypes else ""
 
 
 def _columns(package: Package, plan: KernelPlan) -> str:
