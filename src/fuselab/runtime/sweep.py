@@ -23,6 +23,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Protocol
 
 import torch
@@ -31,6 +32,7 @@ from torch import Tensor
 from fuselab.errors import ContractError
 
 ROW_LOOPS, COLUMN_LOOPS = 4, 3  # the most loops that a kernel has
+MOST_SHARING = 16  # neighbouring rows that share an element, as three coordinates do
 CHOSEN = "?"  # a dimension along which the kernel computes the position
 _INT32_MAX = 2**31 - 1
 # A launch is planned for all tensors of its alignment, of which this is the unit.
@@ -326,7 +328,7 @@ class Sweep:
         """Return the sweep over other loops."""
         found = copy.copy(self)
         found.rows, found.columns = rows, columns
-        for name in ("sizes", "is_wide", "rows_are_contiguous"):
+        for name in ("sizes", "is_wide", "rows_are_contiguous", "sharing_rows", "_widest"):
             found.__dict__.pop(name, None)
         return found
 
@@ -389,10 +391,22 @@ class Sweep:
     @cached_property
     def rows_are_contiguous(self) -> bool:
         """Whether neighbouring rows, and not neighbouring columns, are neighbours in memory for
-        the operand that has most elements."""
+        the operand that has most elements. A few rows may share each of its elements."""
+        rows, columns = self._widest
+        step = next(filter(None, reversed(rows)), 0)
+        return step == 1 and columns[-1] != 1 and self.sharing_rows <= MOST_SHARING
+
+    @cached_property
+    def sharing_rows(self) -> int:
+        """How many neighbouring rows share the elements of the operand that has most."""
+        loops = zip(reversed(self.rows.sizes), reversed(self._widest[0]), strict=True)
+        return math.prod(size for size, _ in takewhile(lambda loop: not loop[1], loops))
+
+    @cached_property
+    def _widest(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The strides, in rows and in columns, of the operand that has most elements."""
         steps = zip(self.rows.strides, self.columns.strides, strict=True)
-        widest = max(steps, key=lambda step: sum(map(bool, (*step[0], *step[1]))))
-        return widest[0][-1] == 1 and widest[1][-1] != 1
+        return max(steps, key=lambda step: sum(map(bool, (*step[0], *step[1]))))
 
     def numbers(self) -> list[int]:
         """Return what a kernel takes: the number of rows and the sizes of their inner loops, the

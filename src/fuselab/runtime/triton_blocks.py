@@ -159,7 +159,7 @@ def block_of_rows(
         down = min(rows, int(WINDOW_ROWS * 2.0**doublings))
         return Block(down, 1, _warps(down, 64), is_window=True)
     if swept.rows_are_contiguous:
-        line = min(rows, LINE_BYTES // max(2, width))
+        line = min(rows, power_of_two(swept.sharing_rows) * LINE_BYTES // max(2, width))
         if line * whole <= ONE_BLOCK // 2:
             down = min(rows, max(line, elements // whole))
             down, across = _spread(swept, down, whole, line, device), whole

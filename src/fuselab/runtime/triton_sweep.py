@@ -52,6 +52,7 @@ MOST_MEMBERS = 128  # tensors of a list in one launch: a program finds its own a
 MEMBER_BYTES = 8192  # of the widest operand, that a program of such a launch owns
 MOST_BYTES = 16  # that a thread loads at once
 LEAST_ACROSS = 8  # columns of a program that adds up shares: those of a sector in float32
+ADDED = 2048  # shares of columns that such a program reads at least, where there are enough columns
 
 
 def configs(*args: Any) -> Sequence[Config]:
@@ -224,7 +225,8 @@ class TritonSweeps:
         """Launch the kernel that adds up what the programs of the kernel ``name`` have left."""
         columns = swept.columns.numel
         strides = swept.columns.strides[len(swept.tensors) - len(results) :]
-        across = min(32, power_of_two(max(1, columns)))
+        shared = power_of_two(max(1, programs))
+        across = min(max(32, ADDED // shared), power_of_two(max(1, columns)))
         processors = gpu_limits.multiprocessors(shares.device)
         while across > LEAST_ACROSS and ceil_div(columns, across) < processors:
             across //= 2
@@ -239,7 +241,7 @@ class TritonSweeps:
             *strides,
             COMPUTE=constants["COMPUTE"],
             WIDE=constants["WIDE"],
-            BLOCK_SHARES=min(4096 // across, power_of_two(max(1, programs))),
+            BLOCK_SHARES=min(4096 // across, shared),
             BLOCK_COLUMNS=across,
             num_warps=4,
         )
