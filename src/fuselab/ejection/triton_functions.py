@@ -30,6 +30,7 @@ from fuselab.ejection.triton_text import (
     needs_parentheses,
     stands_in_a_call,
 )
+from fuselab.runtime.sweep import CHOSEN
 
 LAUNCHES = (
     "If PARTS programs share a row, each sweep is a launch of its own, and SWEEP is its number. "
@@ -104,8 +105,9 @@ class Function:
 
     def decorator(self) -> str:
         """Return the decorator. A size that is a number of the arithmetic is no reason to compile
-        the kernel again."""
-        if not self.plan.numbers:
+        the kernel again; of one that positions are computed with, the compiler has to know whether
+        16 divides it, so that neighbours are loaded together."""
+        if not self.plan.numbers or any(CHOSEN in one.pattern for one in self.plan.loads):
             return "@triton.jit"
         names = ", ".join(f'"{name}"' for name in self.plan.numbers.values())
         return f"@triton.jit(do_not_specialize=[{names}])"
