@@ -26,7 +26,7 @@ from fuselab.ejection.loops import (
     View,
 )
 from fuselab.ejection.parts import Parts
-from fuselab.ejection.two_steps import by_rows, in_two_steps
+from fuselab.ejection.two_steps import by_rows, in_two_steps, row_by_row
 from fuselab.errors import EjectError
 
 Sizes = Sequence[sympy.Expr]
@@ -110,7 +110,7 @@ class Steps:
         whole = Reduction(**common, function=function, source=source, dims=dims, keepdim=keepdim)
         if self.is_last(node, whole):
             whole = in_two_steps(whole, self.hint)
-        whole = by_rows(whole, self.reduced)
+        whole = row_by_row(by_rows(whole, self.reduced), self.hint)
         self.reduced.add((tuple(source.sizes), dims))
         return self.converted(node, self.parts.reduction(whole), kind)
 

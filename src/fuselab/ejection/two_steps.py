@@ -13,9 +13,11 @@ from dataclasses import replace
 
 import sympy
 
-from fuselab.ejection.loops import Pieces, Reduction
+from fuselab.ejection.loops import Node, Pieces, Pointwise, Reduction, View, operands_of
 
 LEAST_AREA = 32  # elements of a row of the first step; the second step reads one value for each
+MOST_COLUMNS = 16384  # of such a row where everything is reduced
+LEAST_ROWS = 256
 
 
 def in_two_steps(
@@ -35,6 +37,53 @@ def in_two_steps(
     if is_short or isinstance(source, Pieces):
         return whole
     return _after(whole, inner, name)
+
+
+def row_by_row(whole: Reduction, hint: Callable[[sympy.Expr], int]) -> Reduction:
+    """Return a reduction of everything as one of what a reduction over the last dimensions gives,
+    if an operand is the same along these, or along all others: it is loaded once for a row, or for
+    many rows, where a loop over everything would find out for each element where it lies."""
+    source = whole.source
+    rank = len(source.sizes)
+    if len(whole.dims) < rank or isinstance(source, Pieces) or whole.places is not None:
+        return whole
+    inner = _columns_of_operands(source)
+    columns = hint(sympy.prod(source.sizes[rank - inner :]))
+    rows = hint(sympy.prod(source.sizes[: rank - inner]))
+    if not inner or not LEAST_AREA <= columns <= MOST_COLUMNS or rows < LEAST_ROWS:
+        return whole
+    return _after(whole, range(rank - inner, rank), None)
+
+
+def _columns_of_operands(source: Node) -> int:
+    """Return the number of last dimensions along which an operand of ``source``, or of what it is
+    computed from element by element, is the same, or the only ones along which it is not; 0 if
+    there is no such operand."""
+    stack, seen = [source], {source}
+    while stack:
+        node = stack.pop()
+        if not isinstance(node, (Pointwise, View)) or node.sizes != source.sizes:
+            continue
+        for operand in operands_of(node):
+            changes = [size != 1 for size in operand.sizes]
+            behind = len(changes) - len(_without_last(changes, False))
+            own = len(changes) - len(_without_last(changes, True))
+            if any(changes) and behind:
+                return behind
+            if own and not any(changes[: len(changes) - own]) and own < len(source.sizes):
+                return own
+            if operand not in seen:
+                seen.add(operand)
+                stack.append(operand)
+    return 0
+
+
+def _without_last(flags: Sequence[bool], flag: bool) -> Sequence[bool]:
+    """Return the flags without those at the end that are ``flag``."""
+    end = len(flags)
+    while end and flags[end - 1] == flag:
+        end -= 1
+    return flags[:end]
 
 
 def by_rows(
