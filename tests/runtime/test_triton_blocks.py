@@ -19,6 +19,7 @@ from fuselab.runtime.sweep import Sweep
 from fuselab.runtime.triton_blocks import (
     MOST_PARTIALS,
     TILE,
+    Block,
     Reducing,
     block_of_rows,
     has_nested_columns,
@@ -270,3 +271,91 @@ def test_a_warp_reduces_few_columns_alone(
     loops = Sweep(sizes, {"heads": columns}, [read] * operands, [written])
     block = block_of_rows(loops, 2, 0, Reducing(1, 1), torch.device("cuda"))
     assert block.warps == warps
+
+
+def blocks_on_an_h200(monkeypatch: pytest.MonkeyPatch, over: Sweep, reducing: Reducing) -> Block:
+    monkeypatch.setattr(gpu_limits, "multiprocessors", lambda device: 132)
+    return block_of_rows(over, 2, 0, reducing, torch.device("cuda"))
+
+
+def test_pairs_of_points_visit_their_coordinates_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing that is read has an element for each pair, so that all of it is in the cache."""
+    x = torch.empty(8, 1024, 3, device="meta", dtype=torch.bfloat16)
+    distance = torch.empty(8, 1024, 1024, device="meta", dtype=torch.bfloat16)
+    over = Sweep(
+        {"b": 8, "i": 1024, "j": 1024},
+        {"c": 3},
+        [(x, "b i c"), (x, "b j c")],
+        [(distance, "b i j")],
+    )
+    block = blocks_on_an_h200(monkeypatch, over, Reducing(1, 1))
+    assert (block.rows, block.columns, block.warps, block.parts) == (1024, 1, 4, 1)
+    of_each = torch.empty(8, 1024, 1024, 3, device="meta", dtype=torch.bfloat16)
+    over = Sweep(
+        {"b": 8, "i": 1024, "j": 1024}, {"c": 3}, [(of_each, "b i j c")], [(distance, "b i j")]
+    )
+    assert blocks_on_an_h200(monkeypatch, over, Reducing(1, 1)).columns == 4
+
+
+def test_rows_that_share_elements_are_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of each coordinate of a point sums up the same distances."""
+    distance = torch.empty(8, 1024, 1024, device="meta", dtype=torch.bfloat16)
+    point = torch.empty(8, 1024, 3, device="meta", dtype=torch.bfloat16)
+    for summed, kept in (("j", "i"), ("i", "j")):
+        over = Sweep(
+            {"b": 8, kept: 1024, "c": 3},
+            {summed: 1024},
+            [(distance, "b i j"), (point, f"b {summed} c")],
+            [(point, f"b {kept} c")],
+        )
+        assert over.sharing_rows == 3
+        assert over.rows_are_contiguous == (summed == "i")
+        block = blocks_on_an_h200(monkeypatch, over, Reducing(1, 1))
+        assert (block.rows, block.columns) == (128, 16)
+
+
+def test_what_lies_along_the_columns_is_read_for_several_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gradient of a box is summed up over the corners of all others."""
+    overlap = torch.empty(4096, 4096, device="meta", dtype=torch.bfloat16)
+    corner = torch.empty(4096, device="meta", dtype=torch.bfloat16)
+    for corners, rows in ((4, 16), (3, 1)):
+        reads = [(overlap, "a b"), *[(corner, "a")] * corners, *[(corner, "b")] * corners]
+        over = Sweep({"a": 4096}, {"b": 4096}, reads, [(corner, "a")])
+        assert blocks_on_an_h200(monkeypatch, over, Reducing(1, 1)).rows == rows
+        flat = Sweep({"a": 4096, "b": 4096}, {}, reads[1:], [(overlap, "a b")])
+        assert tile(flat, 2, 0).rows == (4 if corners == 4 else 1)
+
+
+def test_programs_with_much_in_registers_have_more_warps(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.empty(16384, 2048, device="meta", dtype=torch.bfloat16)
+    column = torch.empty(2048, device="meta", dtype=torch.bfloat16)
+    warps = []
+    for reductions in (1, 2):
+        over = Sweep({"c": 2048}, {"n": 16384}, [(x, "n c"), (x, "n c")], [(column, "c")])
+        block = blocks_on_an_h200(monkeypatch, over, Reducing(1, reductions))
+        warps.append(block.rows * block.columns // block.warps)
+    assert warps == [2048, 1024]
+
+
+def test_long_rows_of_neighbours_are_kept_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A softmax over 2048 rows of 64 columns reads sectors, once, in place of lines, twice."""
+    x = torch.empty(256, 2048, 64, device="meta", dtype=torch.bfloat16)
+    over = Sweep({"b": 256, "c": 64}, {"n": 2048}, [(x, "b n c")], [(x, "b n c")])
+    block = blocks_on_an_h200(monkeypatch, over, Reducing(2, 2, stores_columns=True))
+    assert (block.rows, block.columns, block.warps, block.parts) == (16, 2048, 16, 0)
+
+
+def test_rows_that_are_also_summed_are_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One operand leaves room for more programs; many leave room for one row."""
+    x = torch.empty(50176, 192, device="meta", dtype=torch.bfloat16)
+    column = torch.empty(192, device="meta", dtype=torch.bfloat16)
+    found = []
+    for reads in (1, 2, 8):
+        over = Sweep({"n": 50176}, {"c": 192}, [(x, "n c")] * reads, [(x, "n c"), (column, "c")])
+        block = blocks_on_an_h200(monkeypatch, over, Reducing(1, 1, True, sums=1))
+        found.append((block.rows, block.warps, block.turns))
+    assert found == [(4, 2, 6), (4, 2, 12), (1, 1, 24)]

@@ -204,10 +204,12 @@ class SumsOfShares(Function):
 
     def docstring(self) -> str:
         names = ", ".join(one.name for one in self.summed)
+        several = len(self.summed) > 1
         return (
             f"Compute {names} from the sums that the programs of {self.plan.name} left. A program "
             f"owns BLOCK_COLUMNS columns ({self.loops(self.plan.kernel.column_axes)}) and adds up "
             "BLOCK_SHARES programs' sums at a time."
+            + (" The second index of a program says which of the sums." if several else "")
         )
 
     def signature(self) -> list[str]:
@@ -231,6 +233,9 @@ class SumsOfShares(Function):
         )
         count = len(self.summed)
         for place, one in enumerate(self.summed):
+            if count > 1:
+                self.write(f"if tl.program_id(1) == {place}:")
+                self.indent += 1
             self.write(
                 f"{one.name} = sum_of_shares(sums_pointer, {place}, {count}, shares, column_sizes, "
                 "COMPUTE, BLOCK_SHARES, BLOCK_COLUMNS)"
@@ -239,3 +244,4 @@ class SumsOfShares(Function):
                 f"tl.store({self.pointer(one)} + offset(column, {one.name}_column_strides), "
                 f"{one.name}.to({self.pointer(one)}.dtype.element_ty), is_column)"
             )
+            self.indent -= count > 1

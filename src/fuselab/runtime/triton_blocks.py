@@ -15,7 +15,7 @@ import torch
 
 from fuselab.runtime import gpu_limits
 from fuselab.runtime.grid import ceil_div, power_of_two
-from fuselab.runtime.sweep import Sweep
+from fuselab.runtime.sweep import MOST_SHARING, Sweep
 
 TILE = 2048  # elements of a tile that changes the order of its elements, or of short rows
 FLAT_TILE = 1024  # elements of any other tile of a kernel without reductions
@@ -23,6 +23,15 @@ SCATTERED_TILE = 512  # elements of a tile that loads each of them by itself
 ONE_BLOCK = 16384  # the most elements of rows that are kept in registers as a whole
 LOOPED_BLOCK = 4096  # elements of a block of longer rows
 LINE_BYTES = 128  # of a cache line
+MOST_PAIRED = 8  # columns that are visited one by one where rows share all that is read
+PAIRED_ROWS = 1024  # of a block of such rows
+SEVERAL = 4  # operands along the columns that are worth reading for several rows at a time
+ROWS_OF_SEVERAL = 16  # that a program has then
+SHARING_ROWS = 128  # that a program has where neighbours share elements,
+SHARED_COLUMNS = 16  # and columns
+MOST_SUMMED = 5  # operands of several rows at a time of a kernel that also sums over rows
+MOST_OPERANDS = 8  # with which a thread has a full number of elements in registers
+MOST_HELD = 3  # operands and reductions of a block of neighbouring rows, likewise
 MOST_CHOSEN = 32  # columns of a window that are visited one by one, each in many rows
 SHUFFLED_COLUMNS = 128  # of a tile whose columns lie in several loops and apart in memory
 WINDOW_ROWS = 256  # of a block of windows
@@ -98,12 +107,17 @@ def tile(swept: Sweep, width: int, doublings: int, elements: int = FLAT_TILE) ->
     elements = int(elements * 2.0**doublings)
     reads, _ = _full(swept)
     if not (reads or is_transposed or swept.steps):  # it writes alone
-        elements *= 4
+        # What lies along long columns is read again for each row.
+        of_columns = _of_columns(swept)
+        is_long = of_columns and columns >= FLAT_TILE
+        elements *= 2 if of_columns >= SEVERAL else 1 if is_long else 4
     if is_transposed:
         across = SHUFFLED_COLUMNS if loops > 1 else max(16, LINE_BYTES // max(2, width))
         across = min(across, power_of_two(columns))
     else:
         across = _fitting(columns, elements)
+        if not (reads or swept.steps) and _of_columns(swept) >= SEVERAL:
+            across = min(across, elements // 4)
     down = min(max(1, elements // across), power_of_two(rows))
     least = 1 if elements <= SCATTERED_TILE else 2
     return Block(down, across, _warps(down * across, of_a_warp, least), column_loops=loops)
@@ -155,29 +169,41 @@ def block_of_rows(
     looped = int(LOOPED_BLOCK * 2.0**doublings)
     reads, writes = _full(swept)
     is_light = reducing.stores_columns and not reducing.sums and reads < 2
+    reduces_only = not reducing.stores_columns and not reducing.sums
     if columns <= MOST_CHOSEN and not reducing.sums and _are_chosen(swept):
         down = min(rows, int(WINDOW_ROWS * 2.0**doublings))
         return Block(down, 1, _warps(down, 64), is_window=True)
+    if columns <= MOST_PAIRED and not reads and reduces_only:
+        down = min(rows, int(PAIRED_ROWS * 2.0**doublings))
+        return Block(down, 1, _warps(down, 256))
     if swept.rows_are_contiguous:
-        line = min(rows, power_of_two(swept.sharing_rows) * LINE_BYTES // max(2, width))
+        # Of rows that share elements, some more are a cache line.
+        line = min(rows, (1 + (swept.sharing_rows > 1)) * LINE_BYTES // max(2, width))
         if line * whole <= ONE_BLOCK // 2:
             down = min(rows, max(line, elements // whole))
             down, across = _spread(swept, down, whole, line, device), whole
         elif not reducing.sums and line // 2 * whole <= ONE_BLOCK:  # half cache lines, but once
             down, across = line // 2, whole
+        elif is_light and line // 4 * whole <= 2 * ONE_BLOCK:  # sectors, for rows of one operand
+            down, across = max(1, line // 4), whole
         elif is_light:  # half cache lines, for twice as many programs
             down = max(1, line // 2)
             across = 2 * looped // down
         else:
             down, across = line, looped // 2 // line
+    elif reduces_only and _of_columns(swept) >= SEVERAL:
+        # What lies along the columns is read again for each block of rows.
+        down, across = min(rows, ROWS_OF_SEVERAL), min(whole, looped // ROWS_OF_SEVERAL)
     elif _is_transposed(swept, width) and (whole > ONE_BLOCK or not reducing.stores_columns):
         down = min(rows, LINE_BYTES // max(2, width))
         across = min(whole, looped // 2 // down)
     elif _has_steps_between(swept) and whole > looped:
         down, across = 1, _wide(swept.columns.sizes[-1], looped)
+    elif reduces_only and 1 < swept.sharing_rows <= MOST_SHARING and whole > SHARED_COLUMNS:
+        down, across = min(rows, SHARING_ROWS), SHARED_COLUMNS
     elif whole <= ONE_BLOCK:
-        if reads > 1 and reducing.sums:
-            elements //= 2
+        if reducing.sums:
+            elements //= 2 if reads <= MOST_SUMMED else 8
         elif reads > 1:  # each thread has several operands in registers
             elements = 2 * elements // max(2, width)
             if reducing.stores_columns:
@@ -194,8 +220,8 @@ def block_of_rows(
         of_a_warp = _WARP_ELEMENTS // 4
     is_part = swept.rows_are_contiguous and across < columns
     is_small = reads > 1 and reducing.stores_columns and down * across <= _SHORT
-    block = Block(down, across, _warps(down * across, of_a_warp, 1 if is_part or is_small else 2))
-    reduces_only = not reducing.stores_columns and not reducing.sums
+    least = 1 if is_part or is_small or (reducing.sums and reads > MOST_SUMMED) else 2
+    block = Block(down, across, _warps(down * across, of_a_warp, least))
     if whole <= FEW_COLUMNS and reads < 2 and reduces_only:
         # Each warp has all columns of its rows: the warps of a tile need not tell each other sums.
         # With several operands a warp's threads would have too much in registers.
@@ -212,7 +238,8 @@ def block_of_rows(
         block = _enlarged(swept, block, parts, device)
     if reducing.sums:
         blocks = ceil_div(swept.rows.numel, block.rows)
-        block = replace(block, turns=_turns(blocks, 1, block, width, across < columns, device))
+        warps = _summing_warps(width) * (2 if reads < 2 else 1)  # one operand has fewer loads
+        block = replace(block, turns=_turns(blocks, 1, block, warps, across < columns, device))
         parts = _parts(swept, block, device, reducing) if parts > 1 else parts
     if parts > 1 and across >= columns:  # fewer columns at a time, for several programs
         across = max(16, min(across // parts, looped // 2))
@@ -244,6 +271,12 @@ def is_read_once(
     # The next launch may find them in the cache.
     read_bytes = reads * width * swept.rows.numel * swept.columns.numel
     return block.parts > 1 and 2 * read_bytes > gpu_limits.cache_bytes(device)
+
+
+def _of_columns(swept: Sweep) -> int:
+    """Return how many operands that are read have elements for the columns that all rows share."""
+    steps = zip(swept.rows.strides[: swept.read], swept.columns.strides, strict=False)
+    return sum(any(columns) and not any(rows) for rows, columns in steps)
 
 
 def _are_chosen(swept: Sweep) -> bool:
@@ -292,9 +325,15 @@ def _of_a_warp(
     is_whole = columns >= swept.columns.numel
     if reducing.sums:
         return _WARP_ELEMENTS // 2
+    operands = sum(tensor is not None for tensor in swept.tensors)
+    if operands > MOST_OPERANDS and not reducing.stores_columns:
+        return _WARP_ELEMENTS // 2
     if swept.rows_are_contiguous:
         is_light = reducing.stores_columns and reads < 2
-        return _WARP_ELEMENTS if is_light and not is_whole else 2 * _WARP_ELEMENTS
+        # Its operands and its sums are in a thread's registers.
+        is_heavy = reads + reducing.reductions > MOST_HELD
+        is_half = is_heavy or (is_light and not is_whole)
+        return _WARP_ELEMENTS if is_half else 2 * _WARP_ELEMENTS
     if is_whole:  # a row is kept in registers, that of each operand
         # Long rows of which results are kept too, and short ones of which none are.
         is_long = columns > (2 * TILE if width <= 2 else TILE // 2)
@@ -328,22 +367,25 @@ def block_of_columns(swept: Sweep, width: int, doublings: int, device: torch.dev
     block = tile(swept, width, doublings, TILE)
     blocks = ceil_div(swept.rows.numel, block.rows)
     across = ceil_div(swept.columns.numel, block.columns)
-    return replace(block, turns=_turns(blocks, across, block, width, False, device))
+    warps = _summing_warps(width)
+    return replace(block, turns=_turns(blocks, across, block, warps, False, device))
+
+
+def _summing_warps(width: int) -> int:
+    """Return how many warps a multiprocessor gets of a kernel that sums over rows."""
+    return SUMMING_WARPS_PER_MULTIPROCESSOR // (1 if width <= 2 else 2)
 
 
 def _turns(
-    blocks: int, across: int, block: Block, width: int, is_looped: bool, device: torch.device
+    blocks: int, across: int, block: Block, warps: int, is_looped: bool, device: torch.device
 ) -> int:
     """Return how many of the ``blocks`` of rows a program works on that sums over rows.
 
     Each program leaves a sum for every column, so that few rows for each would make what they leave
-    as large as what they read; ``across`` programs share the columns. With ``is_looped`` the sums
-    are in memory all the time.
+    as large as what they read; ``across`` programs share the columns, and a multiprocessor gets
+    ``warps`` warps. With ``is_looped`` the sums are in memory all the time.
     """
     processors = gpu_limits.multiprocessors(device)
-    warps = (
-        SUMMING_WARPS_PER_MULTIPROCESSOR if width <= 2 else SUMMING_WARPS_PER_MULTIPROCESSOR // 2
-    )
     programs = max(SUMMING_PROGRAMS_PER_MULTIPROCESSOR, warps // block.warps)
     fitting = ceil_div(blocks * across, programs * processors)
     least = ceil_div(8 if is_looped else 4, block.rows)

@@ -228,11 +228,11 @@ class TritonSweeps:
         shared = power_of_two(max(1, programs))
         across = min(max(32, ADDED // shared), power_of_two(max(1, columns)))
         processors = gpu_limits.multiprocessors(shares.device)
-        while across > LEAST_ACROSS and ceil_div(columns, across) < processors:
+        while across > LEAST_ACROSS and len(results) * ceil_div(columns, across) < processors:
             across //= 2
         launch(
             getattr(self._kernels, f"{name}_sums"),
-            (ceil_div(columns, across),),
+            (ceil_div(columns, across), len(results)),
             shares,
             *results,
             programs,

@@ -399,23 +399,25 @@ def dropped_residual_backward_sums(
 ):  # fmt: skip
     """Compute grad_weight, grad_bias from the sums that the programs of
     dropped_residual_backward left. A program owns BLOCK_COLUMNS columns (width) and adds up
-    BLOCK_SHARES programs' sums at a time."""
+    BLOCK_SHARES programs' sums at a time. The second index of a program says which of the sums."""
     column, is_column = block_of_columns(
         tl.program_id(0), column_sizes, column_divisors, BLOCK_COLUMNS, False, WIDE
     )
-    grad_weight = sum_of_shares(
-        sums_pointer, 0, 2, shares, column_sizes, COMPUTE, BLOCK_SHARES, BLOCK_COLUMNS
-    )
-    tl.store(
-        grad_weight_pointer + offset(column, grad_weight_column_strides),
-        grad_weight.to(grad_weight_pointer.dtype.element_ty),
-        is_column,
-    )
-    grad_bias = sum_of_shares(
-        sums_pointer, 1, 2, shares, column_sizes, COMPUTE, BLOCK_SHARES, BLOCK_COLUMNS
-    )
-    tl.store(
-        grad_bias_pointer + offset(column, grad_bias_column_strides),
-        grad_bias.to(grad_bias_pointer.dtype.element_ty),
-        is_column,
-    )
+    if tl.program_id(1) == 0:
+        grad_weight = sum_of_shares(
+            sums_pointer, 0, 2, shares, column_sizes, COMPUTE, BLOCK_SHARES, BLOCK_COLUMNS
+        )
+        tl.store(
+            grad_weight_pointer + offset(column, grad_weight_column_strides),
+            grad_weight.to(grad_weight_pointer.dtype.element_ty),
+            is_column,
+        )
+    if tl.program_id(1) == 1:
+        grad_bias = sum_of_shares(
+            sums_pointer, 1, 2, shares, column_sizes, COMPUTE, BLOCK_SHARES, BLOCK_COLUMNS
+        )
+        tl.store(
+            grad_bias_pointer + offset(column, grad_bias_column_strides),
+            grad_bias.to(grad_bias_pointer.dtype.element_ty),
+            is_column,
+        )
