@@ -77,3 +77,26 @@ def test_scripts_that_fail(tmp_path, monkeypatch, text, words):
 def test_a_missing_script(tmp_path):
     with pytest.raises(TargetError, match="no file"):
         profile_script(str(tmp_path / "nope.py"), [])
+
+
+def test_an_optimizer_that_steps_within_the_backward(tmp_path):
+    found = profile_script(
+        write(
+            tmp_path,
+            """
+            import torch
+
+            model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+            optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+            for parameter in model.parameters():
+                parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+            for _ in range(8):
+                model(torch.ones(4, 8)).sum().backward()
+            """,
+        ),
+        [],
+    )
+    assert found.steps == 3
+    ranges = {row.name: row.calls for row in found.tables.ranges}
+    assert ranges["Optimizer.step#SGD.step"] == 4  # one of each parameter
+    assert next(r for r in found.tables.operators if r.name == "aten::addmm").calls == 2

@@ -37,6 +37,7 @@ from fuselab.inspect.kineto import (
     read_window,
 )
 from fuselab.inspect.line_tracer import Markers, line_tracer
+from fuselab.inspect.open_ranges import OpenRanges
 from fuselab.inspect.profile_tables import Tables, tabulate
 from fuselab.inspect.step_split import Split, split_step
 from fuselab.inspect.target_prints import muted
@@ -237,6 +238,7 @@ class Recorder:
             activities=_activities(), record_shapes=True, profile_memory=True
         )
         self._watcher.start()
+        self._watching.enter_context(OpenRanges())
         self._markers = self._watching.enter_context(line_tracer())
 
     def _stop_watching(self) -> None:
@@ -255,6 +257,7 @@ class Recorder:
         self._timer = torch.profiler.profile(activities=_activities())
         self._timer.start()
         self._waiting = ExitStack()
+        self._waiting.enter_context(OpenRanges())
         self._waited_share = self._waiting.enter_context(waiting_share())
 
     def _stop_timing(self) -> None:

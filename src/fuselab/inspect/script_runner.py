@@ -8,12 +8,16 @@ that says why there is none.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import runpy
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fuselab.errors import FuselabError
@@ -30,18 +34,51 @@ class _Steps:
     def __init__(self, name: str, schedule: Schedule, within: str | None) -> None:
         self.name, self.schedule, self.within = name, schedule, within
         self.optimizer: Optimizer | None = None
+        self.counting = False  # the recorder counts the optimizer's steps
+        self.in_backward = False
         self.recorder = Recorder(WHOLE, name, within).__enter__()
 
     def on_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """End a step; of an optimizer that a hook calls within the backward, behind the backward,
+        because autograd gives the thread its former profiler back there."""
         if self.optimizer is None:
-            self.recorder.__exit__(None, None, None)
             self.optimizer = optimizer
-            self.recorder = Recorder(self.schedule, self.name, self.within).__enter__()
-        elif optimizer is self.optimizer:
+        if optimizer is not self.optimizer:
+            return
+        self.in_backward = torch._C._current_graph_task_id() != -1
+        if not self.in_backward:
+            self.end_step()
+
+    def end_step(self) -> None:
+        if self.counting:
             self.recorder.step()
+            return
+        self.recorder.__exit__(None, None, None)
+        self.recorder = Recorder(self.schedule, self.name, self.within).__enter__()
+        self.counting = True
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Follow the steps of every optimizer, and the backwards in which one may step."""
+        hook = register_optimizer_step_post_hook(self.on_optimizer_step)
+        backward = torch.autograd.backward
+
+        @functools.wraps(backward)
+        def backward_then_step(*args: Any, **kwargs: Any) -> None:
+            backward(*args, **kwargs)
+            if self.in_backward and torch._C._current_graph_task_id() == -1:
+                self.in_backward = False
+                self.end_step()
+
+        torch.autograd.backward = backward_then_step
+        try:
+            yield
+        finally:
+            torch.autograd.backward = backward
+            hook.remove()
 
     def finish(self) -> Profile:
-        if self.optimizer is None:
+        if not self.counting:
             self.recorder.step()
         self.recorder.__exit__(None, None, None)
         return self.recorder.result
@@ -57,16 +94,14 @@ def run(
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(path).parent))
     steps = _Steps(name, schedule, within)
-    hook = register_optimizer_step_post_hook(steps.on_optimizer_step)
     try:
-        runpy.run_path(path, run_name="__main__")
+        with steps.followed():
+            runpy.run_path(path, run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0):
             return f"{name} exited with {plain(error.code)}; it must succeed to be profiled."
     except Exception as error:
         return f"{name} raised {describe_error(error)}."
-    finally:
-        hook.remove()
     try:
         return steps.finish()
     except FuselabError as error:
