@@ -135,6 +135,46 @@ def test_a_kernel_that_is_tuned_automatically_takes_its_first_configuration(tmp_
     assert (found.kernels[0].settings["BLOCK"], found.kernels[0].grid) == (2, (4, 1, 1))
 
 
+DESCRIBED = """
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+@triton.jit
+def double_kernel(x, source, y, rows, width, first, HIGH: tl.constexpr, WIDE: tl.constexpr):
+    target = tl.make_tensor_descriptor(y, [rows, width], [width, 1], [HIGH, WIDE])
+    row, column = tl.program_id(0) * HIGH, tl.program_id(1) * WIDE
+    block = source.load([row, column])
+    target.store([row, column], 2 * block)
+    tl.atomic_cas(first, -1, tl.program_id(1))
+
+
+def double(x):
+    y, first = torch.empty_like(x), torch.full((1,), -1)
+    source = TensorDescriptor.from_tensor(x, [2, 4])
+    double_kernel[(2, 2)](x, source, y, 3, 8, first, HIGH=2, WIDE=4)
+    return y
+
+
+def get_inputs():
+    return [torch.arange(24.0).view(3, 8)]
+"""
+
+
+def test_accesses_by_tensor_descriptors_and_compare_and_swap(tmp_path: Path) -> None:
+    file = tmp_path / "described.py"
+    file.write_text(DESCRIBED)
+    facts = seen(str(file), against="2 * x")
+    assert facts["against"][0]["within"]
+    last = {one["kind"]: one for one in facts["accesses"] if one["program"] == [1, 1, 0]}
+    whole, cut = [20, 21, 22, 23], [28, 29, 30, 31]  # of rows 2 and 3, of which there are 0 to 2
+    assert (last["load"]["offsets"], last["load"]["cut"]) == (whole, cut)
+    assert (last["store"]["tensor"], last["store"]["offsets"]) == ("y", whole)
+    assert (last["atomic"]["tensor"], last["atomic"]["offsets"]) == ("first", [0])
+
+
 SUMS = """
 import torch
 import triton
@@ -266,6 +306,12 @@ def test_runs_of_offsets() -> None:
         (ADD, {"case": "4x4"}, errors.ArgumentError, "are for an operator"),
         (f"{ADD}:gone", {}, errors.TargetError, "has no 'gone'"),
         (f"{ADD}:add_kernel", {}, errors.ArgumentError, "--grid 4"),
+        (
+            f"{ADD}:add_kernel",
+            {"grid": [2]},
+            errors.TargetError,
+            "add_kernel(x, y, out, numel, BLOCK): without out, numel, BLOCK. Return those, or name",
+        ),
         (FAULTY, {}, errors.TargetError, "name one"),
         (f"{FAULTY}:raising", {}, errors.TargetError, "raising_kernel raised"),
         (str(TARGETS / "linear_relu.py"), {}, errors.TargetError, "no @triton.jit kernel"),

@@ -68,10 +68,13 @@ def taken_apart(kernel: Any) -> Decorated:
     """Return what a kernel is decorated with. Raises TargetError for a decorator that is not
     Triton's."""
     from triton.runtime.autotuner import Autotuner, Heuristics
+    from triton.runtime.interpreter import InterpretedFunction
 
     tuner = None
     heuristics: dict[str, Callable[[dict[str, Any]], Any]] = {}
     while not (hasattr(kernel, "arg_names") and hasattr(kernel, "params")):
+        if isinstance(kernel, InterpretedFunction):
+            break
         if isinstance(kernel, Autotuner):
             tuner = kernel
         elif isinstance(kernel, Heuristics):

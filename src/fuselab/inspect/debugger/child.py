@@ -21,7 +21,7 @@ from torch import Tensor
 from fuselab import ops
 from fuselab.composition import Composition
 from fuselab.errors import ArgumentError, FuselabError, TargetError, UnknownNameError
-from fuselab.inspect.assembly import subjects, triton_compile
+from fuselab.inspect.assembly import kernel_decorators, subjects, triton_compile
 from fuselab.inspect.debugger import compare, stops
 from fuselab.inspect.debugger.recorder import Record, recording, wanted_programs
 from fuselab.inspect.debugger.session import Session
@@ -133,6 +133,19 @@ def _of_kernel(
             "the function that launches it."
         )
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    missing = [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in given.keys() | kernel_decorators.taken_apart(kernel).chosen
+        and parameter.default is parameter.empty
+    ]
+    if missing or len(args) > len(names):
+        lacks = f"without {', '.join(missing)}" if missing else f"{len(args)} of them"
+        raise TargetError(
+            f"get_inputs() does not return the arguments of the kernel "
+            f"{function.__name__}({', '.join(names)}): {lacks}. Return those, or name the function "
+            "that launches it."
+        )
     grid = tuple(session.grid)
 
     def call(*args: Any, **kwargs: Any) -> None:

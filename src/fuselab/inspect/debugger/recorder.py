@@ -70,10 +70,15 @@ def recording() -> Iterator[Record]:
 
     record = Record()
     builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
-    methods = ("create_masked_load", "create_masked_store", "create_atomic_rmw")
+    methods = (
+        "create_masked_load",
+        "create_masked_store",
+        "create_atomic_rmw",
+        "create_atomic_cas",
+    )
     if not all(hasattr(builder, name) for name in methods):
         raise UnsupportedError("this version of Triton has another interpreter; 3.6 to 3.9 work.")
-    call, load, store, atomic = (
+    call, load, store, atomic, exchange = (
         executor.__call__,
         *(getattr(builder, name) for name in methods),
     )
@@ -82,31 +87,43 @@ def recording() -> Iterator[Record]:
         record.launches.append(_launch(self, args, keywords))
         return call(self, *args, **keywords)
 
-    def loaded(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+    # A tensor descriptor loads and stores by these methods too, with keywords.
+    def loaded(self: Any, ptrs: Any, mask: Any, *rest: Any, **keywords: Any) -> Any:
         _note(record, "load", ptrs, mask)
-        return load(self, ptrs, mask, *rest)
+        return load(self, ptrs, mask, *rest, **keywords)
 
-    def stored(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+    def stored(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **keywords: Any) -> Any:
         _note(record, "store", ptrs, mask)
-        return store(self, ptrs, value, mask, *rest)
+        return store(self, ptrs, value, mask, *rest, **keywords)
 
     def updated(self: Any, operation: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
         _note(record, "atomic", ptr, mask)
         return atomic(self, operation, ptr, val, mask, *rest)
+
+    def exchanged(self: Any, ptr: Any, *rest: Any) -> Any:
+        _note(record, "atomic", ptr, None)
+        return exchange(self, ptr, *rest)
 
     with (
         mock.patch.object(executor, "__call__", launched),
         mock.patch.object(builder, methods[0], loaded),
         mock.patch.object(builder, methods[1], stored),
         mock.patch.object(builder, methods[2], updated),
+        mock.patch.object(builder, methods[3], exchanged),
     ):
         yield record
 
 
 def _launch(executor: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Launch:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
     names = inspect.getfullargspec(executor.fn).args
     given = dict(zip(names, args, strict=False)) | keywords
-    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    described = {  # a descriptor made on the host stands for the tensor that it describes
+        name: value.base if isinstance(value, TensorDescriptor) else value
+        for name, value in given.items()
+    }
+    tensors = {name: value for name, value in described.items() if isinstance(value, torch.Tensor)}
     grid = executor.grid(given) if callable(executor.grid) else executor.grid
     code = executor.fn.__code__
     return Launch(
@@ -129,7 +146,8 @@ def _note(record: Record, kind: str, pointers: Any, mask: Any) -> None:
         return
     launch = record.launches[-1]
     addresses = numpy.asarray(pointers.data).astype(numpy.int64).ravel()
-    active = numpy.broadcast_to(numpy.asarray(mask.data, bool).ravel(), addresses.shape)
+    lanes = True if mask is None else numpy.asarray(mask.data, bool).ravel()
+    active = numpy.broadcast_to(lanes, addresses.shape)
     name, tensor = _tensor_at(launch, addresses, active)
     if tensor is None:
         return
