@@ -54,6 +54,12 @@ def test_each_sin_is_found_at_its_line(function, kind, line, calls):
     assert found.title and found.advice
 
 
+def test_small_operators_that_depend_on_each_other_cannot_become_one():
+    assert findings("many_small_in_a_row", "repeated small operator") == []
+    (found,) = findings("four_rows_of_small", "repeated small operator")
+    assert found.calls == 64 and at(found) == "rows = [row.cos() for row in rows]"
+
+
 def test_a_dense_gradient_of_a_table_is_found_at_the_forwards_line():
     target = targets.load(f"{SINS}:Table")
     found = profile_target(target, backward=True, schedule=(1, 1, 5, 1)).findings

@@ -45,6 +45,25 @@ def test_optimizer_steps_are_the_steps(tmp_path, capfd):
     assert output.out == "" and "arguments --epochs 3" in output.err
 
 
+def test_an_optimizers_operators_are_not_the_users_to_batch(tmp_path):
+    script = write(
+        tmp_path,
+        """
+        import torch
+
+        parameters = [torch.nn.Parameter(torch.ones(8)) for _ in range(16)]
+        optimizer = torch.optim.Adam(parameters, foreach=False)
+        for _ in range(8):
+            sum(p.sum() for p in parameters).backward()
+            optimizer.step()
+        """,
+    )
+    found = profile_script(script, []).findings
+    assert "many small optimizer kernels" in {finding.kind for finding in found}
+    repeated = [f.line_number for f in found if f.kind == "repeated small operator"]
+    assert set(repeated) == {7}  # the sums, and not the optimizer's step
+
+
 def test_a_script_without_an_optimizer_is_one_step(tmp_path):
     found = profile_script(
         write(tmp_path, "import torch\ntorch.ones(8, 8) @ torch.ones(8, 8)\n"), []

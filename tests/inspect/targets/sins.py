@@ -38,6 +38,20 @@ def many_small(x):
     return torch.stack(rows)
 
 
+def many_small_in_a_row(x):
+    row = x[0, :8]
+    for _ in range(64):
+        row = row.clone().cos().mul_(2)
+    return row
+
+
+def four_rows_of_small(x):
+    rows = [x[i, :8] for i in range(16)]
+    for _ in range(4):
+        rows = [row.cos() for row in rows]
+    return rows
+
+
 def outer_product(x):
     row = x[:16, :256]
     blown_up = (row.unsqueeze(2) * row.unsqueeze(1)).flatten(1)

@@ -15,7 +15,7 @@ from fuselab.inspect.findings.search import (
     outermost,
     outermost_work,
 )
-from fuselab.inspect.kineto import Span
+from fuselab.inspect.kineto import Detail, Span, Storage
 from fuselab.inspect.profile_tables import device_us
 from fuselab.inspect.user_code import SourceLine
 from fuselab.inspect.work_kinds import CREATION, HOST_SYNC, is_pageable, is_transfer, is_work
@@ -301,18 +301,25 @@ def few_blocks(search: Search) -> Iterator[Finding]:
 
 
 def repeated_small_operators(search: Search) -> Iterator[Finding]:
-    """Find small operators repeated on one line. The saving is all calls but one, because one
-    call on the stacked inputs costs about one dispatch."""
+    """Find small operators repeated on one line; an optimizer's have a rule of their own.
+
+    Calls that read what others of them led to, as the layers of a model, cannot become one. The
+    saving is all calls but one of each such level, because one call on the stacked inputs costs
+    about one dispatch.
+    """
     groups: dict[tuple[SourceLine, str], list[Span]] = defaultdict(list)
     for span in search.spans:
         detail = span.detail
         if detail is None or detail.line is None or detail.backward or not is_work(span.name):
             continue
-        if outermost_work(span) is span and search.is_small(span):
+        if outermost_work(span) is span and search.is_small(span) and not _in_optimizer(span):
             groups[detail.line, span.name].append(span)
     for (line, name), spans in groups.items():
         calls = len(spans) / search.steps
         if calls < REPEATED_CALLS:
+            continue
+        levels = _levels(search, {id(span.detail) for span in spans})
+        if calls < REPEATED_CALLS * levels:
             continue
         total = sum(span.duration_us for span in spans) / search.steps
         yield search.finding(
@@ -321,7 +328,32 @@ def repeated_small_operators(search: Search) -> Iterator[Finding]:
             "batch them into one call: stack the operands (one table with offsets, one batched "
             "matmul, one cat) so that the loop disappears.",
             line,
-            total * (1 - 1 / calls),
+            total * (1 - levels / calls),
             calls,
             operators=(name,),
         )
+
+
+def _levels(search: Search, members: set[int]) -> int:
+    """Return the length of the longest sequence of members, by the ``id`` of their details, in
+    which each reads a value that was computed from the one before."""
+    levels: dict[Storage, tuple[int, int | None]] = {}  # with the member that left the value
+    for call in search.calls:
+        member = next((id(op) for op in _with_parents(call.op) if id(op) in members), None)
+        reached = 0 if member is None else 1
+        for storage in call.reads:
+            level, before = levels.get(storage, (0, None))
+            # a sum to which several members add in place is no value that they read
+            is_sum = storage in call.writes and before is not None
+            deeper = member is not None and before != member and not is_sum
+            reached = max(reached, level + deeper)
+        for storage in call.writes:
+            levels[storage] = reached, member
+    return max((level for level, _ in levels.values()), default=1) or 1
+
+
+def _with_parents(op: Detail) -> Iterator[Detail]:
+    found: Detail | None = op
+    while found is not None:
+        yield found
+        found = found.parent
