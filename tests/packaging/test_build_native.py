@@ -98,6 +98,19 @@ def test_build_keeps_out_of_folders_of_others(
     assert "holds other files" in capsys.readouterr().err
 
 
+def test_a_project_replaces_one_of_its_own_package_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = str(Path(__file__).resolve().parents[2] / "examples" / "own_triton_op.py")
+    command = ["build", example, "--as", "cmake", "-o", str(tmp_path / "native"), "--name"]
+    assert run([*command, "first"]) == 0
+    project = (tmp_path / "native" / "CMakeLists.txt").read_text()
+    assert run([*command, "first"]) == 0
+    assert run([*command, "second"]) == 2
+    assert "holds the project of another package; give second a" in capsys.readouterr().err
+    assert (tmp_path / "native" / "CMakeLists.txt").read_text() == project
+
+
 class Model(nn.Module):
     """A model with the operator between PyTorch's own."""
 

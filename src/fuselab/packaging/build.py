@@ -281,7 +281,7 @@ def build_cmake(package: Package, output: Path, version: str) -> dict[str, Any]:
 
     Raises OutputError, UnsupportedError for an operator that has no form in C++.
     """
-    _refuse_cpp_over_other(output, native.PROJECT)
+    _refuse_cpp_over_other(output, native.PROJECT, package.name)
     with folder_for_results(output) as made:
         project = native.cmake_project(package.name, package.declared)
         _write(made, project.files)
@@ -302,7 +302,7 @@ def build_load_inline(package: Package, output: Path, version: str) -> dict[str,
     BuildError, OutputError, UnsupportedError.
     """
     named = f"{package.name}_native"
-    _refuse_cpp_over_other(output / named, "__init__.py")
+    _refuse_cpp_over_other(output / named, "__init__.py", package.name)
     with folder_for_results(output) as made:
         project = native.inline_package(package.name, package.declared)
         _write(made / named, project.files)
@@ -311,13 +311,18 @@ def build_load_inline(package: Package, output: Path, version: str) -> dict[str,
     return {**facts, "needs": ["torch", "a C++20 compiler"], "notes": list(project.notes)}
 
 
-def _refuse_cpp_over_other(output: Path, mark: str) -> None:
-    """Raise OutputError if a folder holds something other than an earlier build."""
+def _refuse_cpp_over_other(output: Path, mark: str, name: str) -> None:
+    """Raise OutputError if a folder holds something other than an earlier build of this package."""
     if not output.is_dir() or not any(output.iterdir()):
         return
     held = output / mark
-    if not held.is_file() or native.SIGNATURE not in held.read_text("utf-8"):
+    text = held.read_text("utf-8") if held.is_file() else ""
+    if native.SIGNATURE not in text:
         raise OutputError(f"{output} holds other files; give a folder of its own.")
+    if mark == native.PROJECT and f"project({name}_native " not in text:
+        raise OutputError(
+            f"{output} holds the project of another package; give {name} a folder of its own."
+        )
 
 
 FORMS: Mapping[str, Callable[[Package, Path, str], dict[str, Any]]] = {
