@@ -72,6 +72,27 @@ def test_a_script_without_an_optimizer_is_one_step(tmp_path):
     assert next(r for r in found.tables.operators if r.name == "aten::mm").calls == 1
 
 
+def test_a_module_of_a_package_is_a_script_too(tmp_path, monkeypatch):
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "sizes.py").write_text("FEATURES = 8\n")
+    (package / "train.py").write_text(
+        "import sys\nimport torch\nfrom .sizes import FEATURES\n"
+        "assert sys.argv[1:] == ['--small'] and sys.argv[0].endswith('train.py')\n"
+        "torch.ones(8, FEATURES) @ torch.ones(FEATURES, 8)\n"
+    )
+    (package / "__main__.py").write_text("from . import train\n")
+    monkeypatch.chdir(tmp_path)
+    found = profile_script("-m", ["mine.train", "--small"])
+    assert found.name == "mine.train" and found.steps == 1
+    assert next(r for r in found.tables.operators if r.name == "aten::mm").calls == 1
+    with pytest.raises(TargetError, match=r"mine raised AssertionError \(train.py:4\)"):
+        profile_script("-m", ["mine"])
+    with pytest.raises(TargetError, match=r"no module is called 'mine\.gone'"):
+        profile_script("-m", ["mine.gone"])
+
+
 def test_a_script_that_ends_the_process(tmp_path):
     with pytest.raises(TargetError, match=r"exit status 4\) before its profile was written"):
         profile_script(write(tmp_path, "import os; os._exit(4)"), [])

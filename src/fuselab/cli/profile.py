@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,7 +98,7 @@ def profile(
         raise ArgumentError("--blocking is for a GPU: on a CPU every operator waits already.")
     if ncu is not None:
         _check_ncu(chosen, ncu)
-    is_script, is_trace = target == "python", target.endswith(SUFFIXES)
+    is_script, is_trace = _is_python(target), target.endswith(SUFFIXES)
     if context.args and not is_script:
         raise ArgumentError(
             f"unexpected '{context.args[0]}' behind the TARGET; a script is started as "
@@ -284,12 +286,35 @@ def _tried(target: str, device: Any, data: str | None, backward: bool) -> list[d
     return [significant_everywhere(asdict(row)) for row in rows]
 
 
+def _is_python(target: str) -> bool:
+    """Return whether a TARGET is the Python that runs fuselab. Raises ArgumentError for another."""
+    from fuselab.errors import ArgumentError
+
+    path = Path(target)
+    if not re.fullmatch(r"python(3(\.\d+)?)?", path.name) or path.is_dir():
+        return False
+    ours = Path(sys.executable)
+    if path.name == target:
+        same = target in ("python", "python3", f"python3.{sys.version_info.minor}")
+    else:
+        same = path.parent.resolve() == ours.parent.resolve()
+    if not same:
+        raise ArgumentError(
+            f"{target} is another Python than fuselab's, which runs the script: write 'python' for "
+            f"{ours}, or install fuselab for the other."
+        )
+    return True
+
+
 def _script(command: list[str], schedule: str | None, within: str | None) -> Profile:
     from fuselab.errors import ArgumentError
     from fuselab.inspect.profile import parse_schedule
     from fuselab.inspect.script import profile_script
 
-    if not command:
-        raise ArgumentError("name the script: fuselab profile -- python script.py ARGS.")
+    named = command[1:] if command[:1] == ["-m"] else command
+    if not named or named[0].startswith("-"):
+        raise ArgumentError(
+            "name the script: fuselab profile -- python script.py ARGS, or python -m module ARGS."
+        )
     steps = {} if schedule is None else {"schedule": parse_schedule(schedule)}
     return profile_script(command[0], command[1:], within=within, **steps)

@@ -23,14 +23,16 @@ def profile_script(
     *,
     within: str | None = None,
 ) -> Profile:
-    """Run ``script`` once and profile its steps, or all of it if it has none.
+    """Run ``script`` once and profile its steps, or all of it if it has none. The script ``-m`` is
+    the module that the first of ``arguments`` names.
 
     Every ``step()`` of the first optimizer that makes one ends a step. A script without an
     optimizer is one step from its first line to its last, without source lines and shapes. Its
     output goes to stderr. ``within`` restricts tables and findings to one named range. Raises
     TargetError if the file is missing, the script fails, or there is no such range.
     """
-    if not Path(script).is_file():
+    is_module = script == "-m"
+    if not is_module and not Path(script).is_file():
         raise MissingTargetError(f"no file '{plain(script)}'; name the script behind python.")
     with tempfile.TemporaryDirectory(prefix="fuselab-") as folder:
         answer = Path(folder) / "answer"
@@ -43,8 +45,9 @@ def profile_script(
         sys.stderr.flush()
         done = subprocess.run([*command, script, *arguments], env=environment, stdout=2)
         if not answer.is_file():
+            name = arguments[0] if is_module else Path(script).name
             raise TargetError(
-                f"{plain(Path(script).name)} ended the process itself (exit status "
+                f"{plain(name)} ended the process itself (exit status "
                 f"{done.returncode}) before its profile was written; let it return."
             )
         outcome = pickle.loads(answer.read_bytes())  # written by our own child just now

@@ -1,6 +1,7 @@
 """The child process of ``profile_script``: runs a script as ``__main__`` under a recorder.
 
     python -m fuselab.inspect.script_runner ANSWER W,W,A,R WITHIN script.py ARGS
+    python -m fuselab.inspect.script_runner ANSWER W,W,A,R WITHIN -m package.module ARGS
 
 WITHIN is a named range, or empty. ANSWER receives a pickled ``Profile``, or a sentence
 that says why there is none.
@@ -9,6 +10,7 @@ that says why there is none.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import pickle
 import runpy
 import sys
@@ -87,16 +89,25 @@ class _Steps:
 def run(
     script: str, arguments: list[str], schedule: Schedule, within: str | None = None
 ) -> Profile | str:
-    """Return the profile of ``script``, or a sentence that says why there is none."""
-    name = plain(Path(script).name)
-    path = str(Path(script).resolve())
-    claim_file(path)
+    """Return the profile of ``script``, or a sentence that says why there is none. The script
+    ``-m`` is the module that the first of ``arguments`` names."""
+    is_module = script == "-m"
+    if is_module:
+        script, *arguments = arguments
+    name = plain(script if is_module else Path(script).name)
     sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(path).parent))
     steps = _Steps(name, schedule, within)
     try:
+        path = _file_of(script) if is_module else str(Path(script).resolve())
+        if path is None:
+            return f"no module is called '{name}'; it is looked for from the current folder."
+        claim_file(path)
         with steps.followed():
-            runpy.run_path(path, run_name="__main__")
+            if is_module:
+                runpy.run_module(script, run_name="__main__", alter_sys=True)
+            else:
+                sys.path.insert(0, str(Path(path).parent))
+                runpy.run_path(path, run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0):
             return f"{name} exited with {plain(error.code)}; it must succeed to be profiled."
@@ -106,6 +117,17 @@ def run(
         return steps.finish()
     except FuselabError as error:
         return str(error)
+
+
+def _file_of(module: str) -> str | None:
+    """Return the file that ``python -m module`` runs; None if there is none."""
+    try:
+        found = importlib.util.find_spec(module)
+        if found is not None and found.submodule_search_locations is not None:
+            found = importlib.util.find_spec(f"{module}.__main__")
+    except ModuleNotFoundError:
+        return None
+    return found.origin if found is not None else None
 
 
 if __name__ == "__main__":
