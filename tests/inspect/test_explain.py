@@ -19,6 +19,7 @@ from fuselab.inspect.inductor_capture import Launch, Node, launches
 from fuselab.inspect.kernel_times import _match
 from fuselab.inspect.user_code import SourceLine
 from fuselab.report.explain_text import explain_text
+from fuselab.report.numbers import ratio
 
 SINS = Path(__file__).parent / "targets" / "sins.py"
 SOURCE = SINS.read_text().splitlines()
@@ -150,6 +151,10 @@ def test_the_screen_fits_and_shows_the_jsons_numbers(broken):
     text = explain_text(facts)
     assert max(map(len, text.splitlines())) <= 80
     assert "2 graphs, 1 graph break," in text
+    assert f"round by round, compiled is {ratio(facts['speedup'])} as fast" in text
+    one = [{**kernel, "kind": "fused"} for kernel in facts["kernels"]]
+    one[0]["kind"] = "library"
+    assert "fused, 1 library call\n" in explain_text({**facts, "kernels": one})
     for kernel in facts["kernels"]:
         assert kernel["name"][:20] in text
 

@@ -53,7 +53,8 @@ def _speed(facts: Facts) -> Iterator[str]:
     if facts["device"] == "cpu":
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     yield from table(columns, rows, right=range(1, len(columns)))
-    yield f" compiled is {ratio(facts['speedup'])} as fast: {facts['verdict']}"
+    # the median of the rounds' ratios, which is not the ratio of the two medians
+    yield f" round by round, compiled is {ratio(facts['speedup'])} as fast: {facts['verdict']}"
     yield from busy_note(facts.get("waited_share"))
     compiled = facts["compile"]
     yield from folded(
@@ -130,7 +131,9 @@ def _batches(facts: Facts) -> Iterator[str]:
 def _kernels(facts: Facts) -> Iterator[str]:
     kernels = facts["kernels"]
     fused = sum(row["kind"] == "fused" for row in kernels)
-    yield f"Kernels in launch order: {fused} fused, {len(kernels) - fused} library calls"
+    calls = len(kernels) - fused
+    plural = "" if calls == 1 else "s"
+    yield f"Kernels in launch order: {fused} fused, {calls} library call{plural}"
     if not kernels:
         return
     rows = []
