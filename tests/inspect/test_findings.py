@@ -68,6 +68,13 @@ def test_a_dense_gradient_of_a_table_is_found_at_the_forwards_line():
     assert "1.28 MB of gradient" in dense.title  # 20,000 x 16 x 4 bytes
 
 
+def test_what_a_function_builds_is_passed_and_what_a_module_builds_is_a_buffer():
+    (found,) = findings("builds_a_tensor", "tensor built in forward")
+    assert found.advice == "build it once, outside of the function, and pass it."
+    (found,) = findings("Built", "tensor built in forward")
+    assert "register_buffer" in found.advice
+
+
 @pytest.mark.timing
 def test_a_list_turned_into_a_tensor_costs_more_than_its_operator():
     (found,) = findings("builds_a_tensor", "tensor built in forward")
@@ -147,14 +154,16 @@ class Slow(Dataset):
         return sum(torch.rand(2000).sort().values for _ in range(20))
 
 
-def test_a_slow_loader_starves_the_model():
+@pytest.mark.parametrize(("workers", "advice"), [(0, "workers"), (1, "more workers")])
+def test_a_slow_loader_starves_the_model(workers, advice):
     with profile(schedule=(1, 1, 3, 1)) as p:
-        for batch in DataLoader(Slow(), batch_size=1):
+        for batch in DataLoader(Slow(), batch_size=1, num_workers=workers):
             batch * 2
             p.step()
     (found,) = [f for f in p.result.findings if f.kind == "loader starves the model"]
     assert found.share > 0.5
     assert p.result.split.data_us == pytest.approx(found.saved_us, rel=0.05)
+    assert f"give the DataLoader {advice} (num_workers" in found.advice
 
 
 def watched_chains(function, *args):

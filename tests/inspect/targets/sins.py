@@ -21,6 +21,11 @@ def builds_a_tensor(x):
     return x[:, :512] @ weights
 
 
+class Built(nn.Module):
+    def forward(self, x):
+        return builds_a_tensor(x)
+
+
 def looks_up(x):
     ids = x[0, :256].long()
     vocabulary = torch.arange(4096)

@@ -113,10 +113,13 @@ def tensors_built(search: Search) -> Iterator[Finding]:
         saved = (
             sum(_since_previous_line(search, span) for span in dict.fromkeys(spans)) / search.steps
         )
+        in_module = any(span.detail is not None and span.detail.module for span in spans)
         yield search.finding(
             "tensor built in forward",
             "a constant tensor is built anew in every call",
-            "build it once in __init__ and keep it by register_buffer, so that .to() moves it.",
+            "build it once in __init__ and keep it by register_buffer, so that .to() moves it."
+            if in_module
+            else "build it once, outside of the function, and pass it.",
             line,
             saved,
             len(spans) / search.steps,
@@ -205,12 +208,13 @@ def starving_loader(search: Search) -> Iterator[Finding]:
         if span.kind == "range" and span.name.startswith("enumerate(DataLoader)#")
     ]
     saved = sum(span.duration_us for span in waits) / search.steps
+    has_workers = any("MultiProcessing" in span.name for span in waits)
     if waits and saved / search.split.step_us >= STARVING_SHARE:
         yield search.finding(
             "loader starves the model",
             "the step waits for the next batch",
-            "give the DataLoader workers (num_workers, prefetch_factor, persistent_workers), "
-            "or prepare the data once.",
+            f"give the DataLoader {'more ' * has_workers}workers (num_workers, prefetch_factor, "
+            "persistent_workers), or prepare the data once.",
             None,
             saved,
             len(waits) / search.steps,
