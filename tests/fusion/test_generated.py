@@ -387,6 +387,26 @@ def test_a_call_between_two_parts_cuts_the_chain() -> None:
     assert _chains(step, torch.randn(4, 4)) == ["cos → sin", "add → exp"]
 
 
+def test_complex_tensors_are_in_no_chain() -> None:
+    def step(z: Tensor) -> Tensor:
+        real = z.real + z.imag
+        return (z * torch.exp(1j * (real * real).sin())).abs().cos().exp()
+
+    z = torch.randn(4, 4, dtype=torch.complex64)
+    assert _chains(step, z) == ["add → mul → sin", "cos → exp"]
+
+
+def test_a_kernel_whose_first_call_raises_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raising(*args: Any, **kwargs: Any) -> Any:
+        raise KeyError("float7")
+
+    monkeypatch.setattr("fuselab.runtime.cpp_sweep.CppSweeps.run", raising)
+    result = fuse_with_report(Block().eval(), torch.randn(ROWS, WIDTH), budget_s=0.01)
+    (tried,) = result.replacements
+    assert tried.decision not in (Decision.KEPT, Decision.NOT_FASTER)
+    assert "its kernel raised KeyError: 'float7'" in tried.reason
+
+
 def test_what_is_written_over_joins_a_chain_only_where_nothing_else_reads_it() -> None:
     assert _chains(lambda x: (x + 1).relu_().exp(), torch.randn(4)) == ["add → relu → exp"]
 

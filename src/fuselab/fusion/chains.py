@@ -94,7 +94,16 @@ class ChainFinder:
 
     @cached_property
     def _largest(self) -> list[Chain]:
-        return self._among(set())
+        return self._among({node for node in self.calls if self._is_unusual(node)})
+
+    def _is_unusual(self, node: fx.Node) -> bool:
+        """Return whether a call reads or returns a tensor of which eject makes no kernel."""
+        values = (self.values.get(one) for one in (node, *self.sources(node)))
+        return any(
+            isinstance(value, Tensor)
+            and (value.is_complex() or value.is_quantized or value.layout != torch.strided)
+            for value in values
+        )
 
     def parts(self, chain: Chain) -> list[Chain]:
         """Return the chains that remain of ``chain``, each with one output."""

@@ -126,6 +126,9 @@ class Generator:
                     once()
                 except FuselabError as error:
                     failed[one.op.name] = str(error)
+                except Exception as error:  # no kernel is worth the user's model
+                    said = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+                    failed[one.op.name] = f"its kernel raised {type(error).__name__}: {said}"
             self.progress(f"compiled {one.chain.chain}")
 
         with fallback.strict(), ThreadPoolExecutor(os.cpu_count()) as pool:
