@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fuselab.ejection import generated as generated_module
 from fuselab.ejection.folder import copy_package, is_intact
 from fuselab.ejection.generated import generated
-from fuselab.errors import EjectError
+from fuselab.errors import EjectError, TargetError
 from fuselab.fusion import fuse as fuse_module
 from fuselab.fusion import generate as generate_module
 from fuselab.fusion.chains import ChainFinder
@@ -586,3 +586,14 @@ def test_a_gradient_where_eager_has_none_is_zero(factor: float, problem: str | N
     x = torch.linspace(-1, 1, 32).reshape(4, 8)
     found = prove_model(Compared(None), Compared(factor), (x,), {})
     assert found is None if problem is None else problem in str(found)
+
+
+def test_example_inputs_may_be_named() -> None:
+    def scaled(x: Tensor, *, scale: float) -> Tensor:
+        return (x * scale).exp()
+
+    x = torch.ones(4)
+    result = fuse_with_report(scaled, {"x": x, "scale": 2.0}, budget_s=0.01)
+    torch.testing.assert_close(result.model(x=x, scale=2.0), (2 * x).exp())
+    with pytest.raises(TargetError, match="missing a required argument: 'scale'"):
+        fuse_with_report(scaled, {"x": torch.ones(4), "sale": 2.0})

@@ -48,7 +48,7 @@ from fuselab.runtime.dispatch import check_types, choose, registered, registrati
 
 def fuse(
     model: nn.Module,
-    example_inputs: Sequence[Any] | Tensor,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | Tensor,
     *,
     ops: Sequence[FusedOp] | None = None,
     verbose: bool = False,
@@ -57,8 +57,9 @@ def fuse(
 
     The returned model has its own modules over the same parameters, buffers and hooks; ``model``
     itself is not changed. Every replacement is proved, outputs and gradients, against the original
-    on ``example_inputs``, and kept only if it measured faster there: forward and backward when the
-    model is in training mode, else the forward. ``ops`` are the operators that may be used; by
+    on ``example_inputs`` (a tensor, a list of arguments, or a dict of named ones), and kept only if
+    it measured faster there: forward and backward when the model is in training mode, else the
+    forward. ``ops`` are the operators that may be used; by
     default the library's and every other one registered in this process, and for chains that none
     of them computes, kernels are written (``fuselab.eject``) and compiled, once per machine.
     ``verbose`` prints what was replaced and what was not, and why, and the progress on stderr;
@@ -76,7 +77,7 @@ def fuse(
 
 def fuse_with_report(
     model: nn.Module | Callable[..., Any],
-    example_inputs: Sequence[Any] | Tensor,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | Tensor,
     kwargs: Mapping[str, Any] | None = None,
     *,
     ops: Sequence[FusedOp] | None = None,
@@ -94,7 +95,10 @@ def fuse_with_report(
             f"kwargs is a {type(kwargs).__name__}, not a dict of keyword arguments; several inputs "
             "are one tuple: fuse_with_report(model, (x, y))."
         )
-    args = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+    if isinstance(example_inputs, Mapping):
+        args, kwargs = (), {**example_inputs, **(kwargs or {})}
+    else:
+        args = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     called = model.forward if isinstance(model, nn.Module) else model
     name = type(model).__name__ if isinstance(model, nn.Module) else _name_of(model)
     check_arguments(called, name, "example_inputs", args, kwargs or {})
