@@ -29,6 +29,7 @@ from fuselab.ejection.parts import Parts
 from fuselab.ejection.two_steps import by_rows, in_two_steps, row_by_row
 from fuselab.errors import EjectError
 
+_QUANTIZED = (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 Sizes = Sequence[sympy.Expr]
 FxNode = Any  # torch.fx.Node, whose arguments are typed as a union of twenty types
 
@@ -208,9 +209,14 @@ def as_written(number: Any) -> Any:
 
 
 def kind_of(dtype: torch.dtype) -> Kind:
+    """Return the kind of a dtype's numbers. Raises EjectError where kernels have none."""
     if dtype == torch.bool:
         return "bool"
-    return "float" if dtype.is_floating_point else "int"
+    if dtype.is_floating_point:
+        return "float"
+    if dtype.is_complex or dtype in _QUANTIZED:
+        raise EjectError(f"no kernel computes with {dtype}")
+    return "int"
 
 
 def arguments_of(node: FxNode) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def test_{name}() -> None:
 def _op(package: Package) -> str:
     parts = [_imports(package, package.has_gradient), *launcher_parts(package, LANGUAGES)]
     parts += [text for text in (draw_text(package), autocast_text(package)) if text]
-    parts += [example_case(package), declaration_text(package, LANGUAGES)]
+    parts += [cases_text(package), declaration_text(package, LANGUAGES)]
     head = f'"""The contract of ``{package.operator_name}``, and its launchers."""\n\n'
     return head + "\n\n".join(parts)
 
@@ -272,30 +272,59 @@ def example_case(package: Package | Cut) -> str:
     if all(argument.tensor.is_floating_point() for argument in arguments) and not has_lists:
         shapes = [_example_shape(argument.tensor) for argument in arguments]
         return f'_EXAMPLE = Case.normal({shapes!r}, "bench", "dtypes")\n'
+    made = _made(package, "_example", example_values(package))
+    return f'{made}_EXAMPLE = Case("example", _example, frozenset({{"bench", "dtypes"}}))\n'
+
+
+def cases_text(package: Package) -> str:
+    """Return the text of the example's case, and what makes those of smaller calls."""
+    return smaller_cases(package)[0] + example_case(package)
+
+
+def smaller_cases(package: Package) -> tuple[str, list[str]]:
+    """Return the text of the functions that make smaller calls than the example, and the texts of
+    the cases of such calls; arguments that are no lists have any."""
+    if package.lists:
+        return "", []
+    several = smaller_shapes(package)
+    if all(argument.tensor.is_floating_point() for argument in package.captured.arguments):
+        return "", [f'Case.normal({shapes!r}, "dtypes")' for shapes in several]
+    functions, cases = "", []
+    for place, shapes in enumerate(several):
+        name = f"_{('smaller', 'smallest')[place]}"
+        functions += _made(package, name, example_values(package, shapes))
+        cases.append(f'Case("{name[1:]}", {name}, frozenset({{"dtypes"}}))')
+    return functions, cases
+
+
+def _made(package: Package | Cut, name: str, values: Mapping[str, str]) -> str:
+    """Return the text of a function that makes arguments, and two empty lines."""
     return "\n".join(
         [
-            "def _example(",
+            f"def {name}(",
             "    device: torch.device, dtype: torch.dtype, generator: torch.Generator",
             ") -> Inputs:",
             "    return Inputs(",
             "        (",
-            *(f"            {text}," for text in _held(package, example_values(package))),
+            *(f"            {text}," for text in _held(package, values)),
             "        )",
             "    )",
             "",
             "",
-            '_EXAMPLE = Case("example", _example, frozenset({"bench", "dtypes"}))',
             "",
         ]
     )
 
 
-def example_values(package: Package | Cut) -> dict[str, str]:
-    """Return the texts of random tensors like those of the example by their names, made with
-    ``generator``, in ``dtype`` on ``device``."""
+def example_values(
+    package: Package | Cut, shapes: Sequence[tuple[int, ...]] | None = None
+) -> dict[str, str]:
+    """Return the texts of random tensors like those of the example by their names, or of others of
+    these ``shapes``, made with ``generator``, in ``dtype`` on ``device``."""
     values = {}
-    for argument in package.captured.arguments:
-        shape = _example_shape(argument.tensor)
+    arguments = package.captured.arguments
+    shapes = shapes or [_example_shape(argument.tensor) for argument in arguments]
+    for argument, shape in zip(arguments, shapes, strict=True):
         if argument.tensor.is_floating_point():
             values[argument.name] = f"torch.randn({shape}, generator=generator).to(device, dtype)"
         else:
@@ -352,10 +381,7 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
             f'"{name}", ' for name, held in package.taken.items() if over.issuperset(held)
         ).rstrip()
         kept = f"    mutates=({names}),\n"
-    smaller = "".join(
-        f'        Case.normal({shapes!r}, "dtypes"),\n'
-        for shapes in ([] if package.lists else smaller_shapes(package))
-    )
+    smaller = "".join(f"        {case},\n" for case in smaller_cases(package)[1])
     tuned = '"triton": configs' + (', "triton_backward": configs' if has_gradient else "")
     last = "    draw=draw,\n" if draw_text(package) else ""
     last += "    autocast=autocast,\n" if autocast_text(package) else ""

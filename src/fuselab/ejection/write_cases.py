@@ -16,11 +16,8 @@ _LEAST_NUMEL = 64
 
 
 def smaller_shapes(package: Package) -> list[list[tuple[int, ...]]]:
-    """Return the shapes of all arguments in smaller calls than the example; none if an argument is
-    no floating tensor, because its values depend on sizes."""
+    """Return the shapes of all arguments in smaller calls than the example."""
     arguments = package.captured.arguments
-    if any(not one.tensor.is_floating_point() for one in arguments):
-        return []
     found: list[list[tuple[int, ...]]] = []
     for share in _SMALLER:
         hints = _smaller(package, share)
@@ -31,6 +28,16 @@ def smaller_shapes(package: Package) -> list[list[tuple[int, ...]]]:
         if max(map(math.prod, shapes)) >= _LEAST_NUMEL and shapes not in found:
             found.append(shapes)
     return found
+
+
+def _bounds(package: Package) -> list[int]:
+    """Return how many elements a dimension has at least that the example's integers count."""
+    captured = package.captured
+    return [
+        high + 1
+        for name, (_, high) in captured.ranges.items()
+        if name != captured.seed and high > 1
+    ]
 
 
 def factors(multiples: Mapping[str, int]) -> dict[str, int]:
@@ -48,13 +55,19 @@ def _smaller(package: Package, share: int) -> Mapping[sympy.Symbol, int]:
     """Return sizes whose product is a share of the example's: the largest are halved first, as long
     as the kernels take them."""
     sizes = {one: int(package.captured.hints[one]) for one in package.sizes.names}
-    multiples, least = package.multiples, package.least
+    multiples, least, bounds = package.multiples, package.least, _bounds(package)
 
     def can_halve(symbol: sympy.Symbol) -> bool:
         name, half = package.sizes.names[symbol], sizes[symbol] // 2
         named = {package.sizes.names[one]: size for one, size in {**sizes, symbol: half}.items()}
-        whole = half * 2 == sizes[symbol] and all(
-            sum_of_products(text, named) % factor == 0 for text, factor in multiples.items()
+        # Of a dimension that integers may count the places of, these stay.
+        keeps = all(half >= bound for bound in bounds if sizes[symbol] >= bound)
+        whole = (
+            keeps
+            and half * 2 == sizes[symbol]
+            and all(
+                sum_of_products(text, named) % factor == 0 for text, factor in multiples.items()
+            )
         )
         return whole and half > max(1, least.get(name, 0))
 

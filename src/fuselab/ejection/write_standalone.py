@@ -29,9 +29,9 @@ from fuselab.ejection.write import (
     autocast_helper,
     autocast_text,
     call_imports,
+    cases_text,
     declaration_text,
     draw_text,
-    example_case,
     example_values,
     gradient_import,
     kernel_files,
@@ -185,7 +185,7 @@ operator = public_function(
 def _op(package: Package, runtime: str) -> str:
     """Return the text of the contract for fuselab."""
     has_gradient, drawn = package.has_gradient, draw_text(package)
-    case = example_case(package)
+    case = cases_text(package)
     contract = [
         "Case",
         *(["Draw"] if drawn else []),
