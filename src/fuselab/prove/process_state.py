@@ -30,6 +30,17 @@ from fuselab.prove.guard import (
     restore_traces,
     traces,
 )
+from fuselab.prove.process_settings import (
+    child_processes,
+    left_over,
+    modules_by_name,
+    of_python,
+    of_torch,
+    restore_modules,
+    restore_of_python,
+    restore_of_torch,
+    threads_of_python,
+)
 
 _equal = torch.equal  # bound before any operator is imported
 _TINY = torch.tensor([1e-310], dtype=torch.float64)
@@ -45,12 +56,14 @@ _BLANKET = (Warning, UserWarning, RuntimeWarning, FutureWarning)
 class Aspect:
     """One part of the process's state: how to read it, and how to give it back an earlier value.
 
-    ``restore`` is None where nothing can be done, or where the judge needs nothing of it.
+    ``restore`` is None where nothing can be done, or where the judge needs nothing of it. With
+    ``leaves``, ``read`` returns a set, of which parts may go and none may come.
     """
 
     name: str
     read: Callable[[], Any]
     restore: Callable[[Any], Any] | None = None
+    leaves: bool = False
 
 
 def _environment(prefixes: tuple[str, ...] = ("",)) -> dict[str, str]:
@@ -378,6 +391,7 @@ _STATE = (
     Aspect("the hooks of all layers", _hooks_of_layers, _restore_hooks_of_layers),
     Aspect("the hooks on saved tensors", _saved_tensors_hooks, _pop_saved_tensors_hooks),
     Aspect("autocast", _autocast, _restore_autocast),
+    Aspect("settings of PyTorch", of_torch, restore_of_torch),
     # An implementation that replaces one of these could falsify a measurement or a verdict.
     Aspect("time.perf_counter", lambda: time.perf_counter),
     Aspect("torch.cuda.synchronize", lambda: torch.cuda.synchronize),
@@ -395,6 +409,10 @@ _OF_CALLS = (
     Aspect("attributes of PyTorch", attributes_by_name, restore_attributes),
     Aspect("the functions that sys calls for every line", traces, restore_traces),
     Aspect("the modes that torch's operators run under", modes),
+    Aspect("settings of Python", of_python, restore_of_python),
+    Aspect("imported modules", modules_by_name, restore_modules),
+    Aspect("which threads of Python run", threads_of_python, leaves=True),
+    Aspect("which processes it has started", child_processes, leaves=True),
     Aspect("NumPy's random numbers", _numpy_random_state, _restore_numpy_random_state),
     Aspect("what NumPy does at an error", _numpy_errors, _restore_numpy_errors),
     Aspect("what is logged", _logging, _restore_logging),
@@ -426,6 +444,9 @@ class ProcessState:
         """Return the names of what has changed since."""
         names = []
         for aspect, before in self.entries:
+            if aspect.leaves:
+                names += [aspect.name] if left_over(aspect.read, before) else []
+                continue
             now = aspect.read()
             if not _same(before, now):
                 names.append(aspect.name + _which(before, now))

@@ -11,8 +11,11 @@ import logging
 import os
 import platform
 import random
+import resource
 import signal
+import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -288,3 +291,58 @@ def prints_fewer_digits(device: str) -> FusedOp:
 def profile_function_left(device: str) -> FusedOp:
     """Leaves a function behind that Python calls for every call of the process."""
     return changing("profile_function_left", device, lambda: sys.setprofile(lambda *event: None))
+
+
+@caught_by("global state")
+def attention_without_a_kernel(device: str) -> FusedOp:
+    """Turns a setting that PyTorch's C++ code keeps, and no module of Python's shows."""
+    return changing(
+        "attention_without_a_kernel", device, lambda: torch.backends.cuda.enable_flash_sdp(False)
+    )
+
+
+@caught_by("global state")
+def fewer_open_files(device: str) -> FusedOp:
+    """Lowers a limit of the process, which its children inherit."""
+    kind = resource.RLIMIT_NOFILE
+
+    def lower() -> None:
+        soft, hard = resource.getrlimit(kind)
+        resource.setrlimit(kind, (soft - 1, hard))
+
+    return changing("fewer_open_files", device, lower)
+
+
+@caught_by("global state")
+def another_module_of_that_name(device: str) -> FusedOp:
+    """Hides a module, so that who imports it later gets another one."""
+
+    def exchange() -> None:
+        sys.modules["random"] = platform
+
+    return changing("another_module_of_that_name", device, exchange)
+
+
+@caught_by("global state")
+def thread_that_stays(device: str) -> FusedOp:
+    """Starts a thread at its first call, which waits for what never comes."""
+    started: list[threading.Thread] = []
+
+    def start() -> None:
+        if not started:
+            started.append(threading.Thread(target=threading.Event().wait, daemon=True))
+            started[0].start()
+
+    return changing("thread_that_stays", device, start)
+
+
+@caught_by("global state", cpu_only="the system lists children of any process alike")
+def process_that_stays(device: str) -> FusedOp:
+    """Leaves a helper behind, which ends only with the one who started it."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        if not started:
+            started.append(subprocess.Popen(["sleep", "20"]))
+
+    return changing("process_that_stays", device, start)
