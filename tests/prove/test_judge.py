@@ -79,6 +79,13 @@ ANSWERS = {
     "kept_for_an_address": """
         place = x.data_ptr(), x._version
         return self.kept.setdefault(place, torch.softmax(y, 1)).clone()""",
+    "kept_by_sum": """
+        if self.kept.get("sum") != float(x.sum()):
+            self.kept.update(sum=float(x.sum()), result=torch.softmax(y, 1))
+        return self.kept["result"].clone()""",
+    "reseeds": "torch.manual_seed(0); return torch.softmax(y, 1)",
+    "flushes": "torch.set_flush_denormal(True); return torch.softmax(y, 1)",
+    "leaves_processes": "import subprocess as s; s.Popen(['true']); return torch.softmax(y, 1)",
     "exits": "import os; os._exit(0)",
     "hungry": "torch.empty(1 << 33, dtype=torch.uint8); return torch.softmax(y, 1)",
     "prints": "print('right'); return torch.softmax(y, 1)",
@@ -94,12 +101,16 @@ SAID = {
     "buffer": (WRONG, "later calls write over the outputs of an earlier one"),
     "ring": (WRONG, "later calls write over the outputs of an earlier one"),
     "drifts": (WRONG, "a call changes linear.weight, which the problem's model leaves as it is"),
-    "cached": (WRONG, "set 1 of the inputs with a few other elements: output row"),
+    "cached": (WRONG, "set 1 of the inputs with two elements in each other's place: output row"),
     "cached_tensor": (WRONG, "a timed call: output row"),
     "stale_at_60": (WRONG, " of many: output row"),
     "wrong_once": (WRONG, " of many: output row"),
     "ring_of_64": (WRONG, " of many, looked at after "),
     "kept_for_an_address": (WRONG, " of many: output row"),
+    "kept_by_sum": (WRONG, "inputs with two elements in each other's place: output row"),
+    "reseeds": (WRONG, "a call changes the random number generator, which the problem's model"),
+    "flushes": (WRONG, "a call changes flush-to-zero of subnormals"),
+    "leaves_processes": (WRONG, "a call changes which processes it has started"),
     "exits": (FAILED, "ended its process (exit status 0) without an answer"),
     "hungry": (FAILED, "can't allocate memory"),
     "prints": (FAILED, "writes to standard output: 'right'"),
@@ -166,9 +177,18 @@ EVERY_CALL = {
         self.norm.num_batches_tracked += 1
         self.norm.running_mean.lerp_(mean, 0.1)
         self.norm.running_var.lerp_(x.var(0), 0.1)
-        return (x - mean) * torch.rsqrt(var + self.norm.eps)""",
+        scale = torch.rsqrt(var + self.norm.eps) * self.norm.weight
+        return (x - mean) * scale + self.norm.bias""",
     "forgotten": "return (x - x.mean(0)) * torch.rsqrt(x.var(0, unbiased=False) + self.norm.eps)",
     "biased": "y = self.norm(x); self.norm.running_var.lerp_(x.var(0), 0.001); return y",
+    "without_weights": """
+        y = self.norm(x)
+        return (y - self.norm.bias) / self.norm.weight""",
+    "folded": """
+        if not hasattr(ModelNew, "kept"):
+            ModelNew.kept = self.norm.weight.detach().clone(), self.norm.bias.detach().clone()
+        weight, bias = ModelNew.kept
+        return (self.norm(x) - self.norm.bias) / self.norm.weight * weight + bias""",
 }
 
 
@@ -186,9 +206,60 @@ def test_what_a_call_leaves_in_buffers_is_judged(files: Path) -> None:
         with_compile=False,
     )
     found = dict(zip(EVERY_CALL, report.answers, strict=True))
-    assert [one.verdict for one in found.values()] == [Judgement.RIGHT] * 2 + [WRONG] * 2, found
+    assert [one.verdict for one in found.values()] == [Judgement.RIGHT] * 2 + [WRONG] * 4, found
+    for name in ("without_weights", "folded"):
+        other = "with other parameters than the constructor's: output row"
+        assert other in str(found[name].reason)
     assert "what a call leaves in norm.running_mean: " in str(found["forgotten"].reason)
     assert "what a call leaves in norm.running_var: " in str(found["biased"].reason)
+
+
+DROPOUT = """
+import torch
+from torch import nn
+
+class {}(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+        self.drop = nn.Dropout(0.3)
+        self.mask = None
+        print("built")
+
+    def forward(self, x):
+        {}
+
+def get_inputs():
+    return [torch.rand(8, 32)]
+"""
+OF_DROPOUT = {
+    "drops": "return torch.nn.functional.dropout(self.linear(x).relu_(), 0.3, self.training)",
+    "drops_nothing": "return torch.relu(self.linear(x))",
+    "one_mask": """
+        if self.mask is None:
+            self.mask = self.drop(torch.ones(8, 32))
+        return torch.relu(self.linear(x)) * self.mask""",
+}
+
+
+def test_a_mask_is_drawn_anew_for_every_call(files: Path) -> None:
+    """Timed calls come after seeds of their own too; and a constructor may print."""
+    (files / "problem.py").write_text(
+        DROPOUT.format("Model", "return self.drop(torch.relu(self.linear(x)))")
+    )
+    for name, body in OF_DROPOUT.items():
+        (files / f"{name}.py").write_text(DROPOUT.format("ModelNew", body))
+    report = judge_problem.judge_problem(
+        str(files / "problem.py"),
+        [str(files / f"{name}.py") for name in OF_DROPOUT],
+        torch.device("cpu"),
+        seed=3,
+        quick=True,
+        with_compile=False,
+    )
+    verdicts = [one.verdict for one in report.answers]
+    assert verdicts == [Judgement.RIGHT, WRONG, WRONG], report.answers
+    assert "set 2 of the inputs: output row" in str(report.answers[2].reason)
 
 
 UPPER = """

@@ -20,6 +20,7 @@ from fuselab.errors import TargetError
 from fuselab.op import tensors_in
 from fuselab.prove.arguments import Storages, copy_of_storage, mapped
 from fuselab.prove.load import import_file
+from fuselab.prove.process_state import ProcessState
 
 PROBLEM, ANSWER = "Model", "ModelNew"
 # How many calls follow one whose outputs are kept: fewer where they take long or leave much.
@@ -41,6 +42,7 @@ class HeldModel:
     kept_args: list[Any] = field(default_factory=list)  # and its arguments
     several: list[list[Any]] = field(default_factory=list)  # arguments for many calls
     alive: list[list[Any]] = field(default_factory=list)  # and the outputs of these
+    before: ProcessState | None = None  # the state of the process before the import
 
     def __call__(self, *args: Any) -> Any:
         """Call the model."""
@@ -50,14 +52,14 @@ class HeldModel:
 
 def load_model(spec: str, name: str) -> HeldModel:
     """Import a file with the class ``name``. Raises TargetError where it has none, or raises."""
-    path = Path(spec)
+    path, before = Path(spec), ProcessState(of_import=True)
     module = import_file(path)
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise TargetError(f"{path}: no nn.Module is called {name}.")
     if name == PROBLEM and not callable(getattr(module, "get_inputs", None)):
         raise TargetError(f"{path}: no function is called get_inputs.")
-    return HeldModel(spec, module, name)
+    return HeldModel(spec, module, name, before=before)
 
 
 def problem_inputs(held: HeldModel, seed: int, device: torch.device) -> list[Any]:
@@ -156,8 +158,8 @@ def keep_several(held: HeldModel, several: Sequence[Sequence[Any]]) -> None:
 def many_results(
     held: HeldModel, seed: int, turns: Sequence[int], copied: Sequence[int], taken: Sequence[int]
 ) -> list[list[Tensor]]:
-    """Call for those of the kept arguments that ``turns`` names, one after the other, and return
-    the outputs of the calls whose numbers are ``taken``.
+    """Call for those of the kept arguments that ``turns`` names, one after the other, each after
+    the seed with its number, and return the outputs of the calls whose numbers are ``taken``.
 
     The calls whose numbers are ``copied`` have copies of the arguments, which are gone when the
     call is done, so that the next ones lie where they lay. The outputs stay alive, as far as there
@@ -170,7 +172,7 @@ def many_results(
         values = held.several[turn]
         if number in copied:
             values = [_copied(value, known) for value in values]
-        outputs = model_results(held, seed, values)
+        outputs = model_results(held, seed + turn, values)
         left -= sum(one.nbytes for one in tensors_in(outputs))
         if left >= 0:
             held.alive.append(outputs)
@@ -201,6 +203,47 @@ def results_kept_without_inputs(held: HeldModel) -> list[Any]:
         else:
             one.bitwise_not_()
     return held.kept
+
+
+def moved_state(held: HeldModel, seed: int) -> dict[str, Tensor]:
+    """Return the model's state with other numbers in its parameters, and in what a normalisation
+    has counted, as training leaves them: a constructor's ones and zeros hide who does not read
+    them. Parameters that are one tensor stay one."""
+    assert held.model is not None
+    generator = torch.Generator().manual_seed(seed)
+    state = state_of(held)
+    places = {name: one.data_ptr() for name, one in state.items()}
+    trained = {name for name, _ in held.model.named_parameters(remove_duplicate=False)}
+    known: dict[tuple[int, torch.Size], Tensor] = {}
+    for name, one in state.items():
+        is_counted = name.endswith(("running_mean", "running_var"))
+        if not one.is_floating_point() or not (name in trained or is_counted):
+            continue
+        key = (places[name], one.shape)
+        if key not in known:
+            noise = torch.randn(one.shape, generator=generator).to(one) / 8
+            is_constant = one.numel() < 2 or bool((one == one.reshape(-1)[0]).all())
+            factor = noise.abs() if name.endswith("running_var") else noise
+            known[key] = one + (factor if is_constant else one * factor)
+        state[name] = known[key]
+    return state
+
+
+def changed_by_a_call(held: HeldModel, seed: int, values: Sequence[Any]) -> list[str]:
+    """Return which state of the process a call changes that is not the first one, from that on
+    which the process had before the file was imported."""
+    *args, _ = values
+    assert held.model is not None and held.before is not None
+    now = ProcessState(of_import=True)
+    held.before.restore()
+    torch.manual_seed(seed)
+    state = ProcessState()
+    try:
+        with torch.no_grad():
+            held.model(*args)
+        return state.changed()
+    finally:
+        now.restore()
 
 
 def state_of(held: HeldModel) -> dict[str, Tensor]:

@@ -168,20 +168,28 @@ def _call(args: Sequence[Any]) -> None:
     _kept.output, _ = pytree.tree_flatten(returned)
 
 
-def calls(held: Any, count: int, change: PlainChange) -> None:
-    """Call ``count`` times, with numbers in the arguments that no earlier call has found."""
+def calls(held: Any, count: int, change: PlainChange, seed: int | None = None) -> None:
+    """Call ``count`` times, with numbers in the arguments that no earlier call has found, and after
+    a seed of PyTorch's generator, unless that is None."""
     numbers = Change(*change)
     for turn in range(count):
         args = _kept.at(turn)
         numbers.write(args, turn)
+        _sow(seed)
         _call(args)
 
 
-def no_calls(held: Any, count: int, change: PlainChange) -> None:
+def no_calls(held: Any, count: int, change: PlainChange, seed: int | None = None) -> None:
     """Do what ``calls`` does without calling."""
     numbers = Change(*change)
     for turn in range(count):
         numbers.write(_kept.at(turn), turn)
+        _sow(seed)
+
+
+def _sow(seed: int | None) -> None:
+    if seed is not None:
+        torch.manual_seed(seed)
 
 
 def last_output(held: Any) -> list[Any]:

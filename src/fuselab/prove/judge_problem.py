@@ -21,7 +21,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from statistics import median
 from typing import Any
@@ -38,17 +38,15 @@ from fuselab.prove.accuracy import Bar
 from fuselab.prove.asked_memory import arguments_after, storage_bytes
 from fuselab.prove.asked_problem import ANSWER, PROBLEM, model_results
 from fuselab.prove.asked_timing import Change
-from fuselab.prove.bar_of_end import bar_of_end
 from fuselab.prove.check_memory import same_bits
-from fuselab.prove.held import CandidateError, RemoteError, fault_of, said
+from fuselab.prove.held import CandidateError, RemoteError, fault_of
 from fuselab.prove.outside_clock import (
     Clock,
     drawn_change,
-    near_inputs,
     own_copies,
-    runs_at,
     timed,
 )
+from fuselab.prove.problem import Problem
 from fuselab.prove.processes import CALL_LIMIT_S, Process
 from fuselab.runtime.dispatch.overlap import overlaps_itself
 
@@ -137,97 +135,6 @@ class _WrongError(Exception):
     """A sign that an answer is wrong; the message says which."""
 
 
-@dataclass
-class Problem:
-    """A problem, held by a process of its own, with what is right on each set of inputs."""
-
-    reference: Process
-    device: torch.device
-    seed: int
-    initial: list[Any] = field(default_factory=list)
-    returned: str = ""  # what kinds of containers the model's outputs are in
-    state: dict[str, Tensor] = field(default_factory=dict)
-    trials: list[tuple[list[Any], Bar]] = field(default_factory=list)
-    near: tuple[list[Any], Bar] | None = None  # the first inputs with a few other elements
-    changes: list[str] = field(default_factory=list)  # the names of ``state`` that a call changes
-    left: Bar | None = None  # the bar for what the first call leaves, if it changes any
-
-    def prepare(self, count: int) -> None:
-        """Build the model, and compute what is right on ``count`` sets of inputs.
-
-        Raises TargetError where the problem itself does not run.
-        """
-        try:
-            self.initial = self.reference.ask(asked_problem.initial_inputs, self.seed)
-            self.state = self.reference.ask(
-                asked_problem.build, self.initial, self.seed, self.device, None
-            )
-            for number in range(count):
-                args = self.reference.ask(
-                    asked_problem.problem_inputs, self.seed + number, self.device
-                )
-                self.trials.append((args, self.bar(args)))
-            self.returned = self.reference.ask(
-                asked_problem.returned, self.seed, [*self.trials[0][0], torch.float32]
-            )
-            (first, _), (second, _) = self.trials[:2]
-            near = near_inputs(first, second, random.Random(self.seed))
-            if near is not None and self.runs(near):
-                self.near = near, self.bar(near)
-            self._learn_what_a_call_leaves()
-        except (RemoteError, CandidateError) as error:
-            raise TargetError(
-                f"{self.reference.spec}: the problem does not run: {said(error, 200)}."
-            ) from error
-
-    def _learn_what_a_call_leaves(self) -> None:
-        """Find out whether a call changes the model's state, as one of a batch normalisation in
-        training mode does."""
-        _build(self, self.reference)
-        values = [*self.trials[0][0], torch.float32]
-        left = self.reference.ask(asked_problem.state_after, self.seed, values)
-        for (name, before), after in zip(self.state.items(), left, strict=True):
-            if not same_bits([before], [after]):
-                self.changes.append(name)
-        if self.changes:
-            self.left = bar_of_end(
-                self.reference,
-                asked_problem.state_after,
-                values,
-                arguments=lambda values: (self.seed, list(values)),
-            )
-
-    def fresh_inputs(self, chance: random.Random) -> list[Any] | None:
-        """Draw inputs after another seed; None where the problem makes the same ones after any."""
-        args: list[Any] = self.reference.ask(
-            asked_problem.problem_inputs, chance.randrange(1 << 31), self.device
-        )
-        (first, _), *_ = self.trials
-        same = same_bits(tensors_in(first), tensors_in(args))
-        return None if same else args
-
-    def kept_results(self) -> list[Any]:
-        """Return the outputs on the first inputs, which the problem's process keeps too."""
-        _build(self, self.reference)
-        values = [*self.trials[0][0], torch.float32]
-        found: list[Any] = self.reference.ask(asked_problem.kept_results, self.seed, values)
-        return found
-
-    def runs(self, args: Sequence[Any]) -> bool:
-        """Return whether the problem's model takes the arguments."""
-        return runs_at(self.reference, model_results, self.seed, [*args, torch.float32])
-
-    def bar(self, args: Sequence[Any]) -> Bar:
-        """Return the bar for the outputs of a call."""
-        # The dtype of the arithmetic is a value too, so that the bar widens it with the others.
-        return bar_of_end(
-            self.reference,
-            model_results,
-            [*args, torch.float32],
-            arguments=lambda values: (self.seed, list(values)),
-        )
-
-
 def judge_problem(
     problem: str,
     candidates: Sequence[str],
@@ -299,7 +206,13 @@ def _judge(
     with tempfile.TemporaryDirectory(prefix="fuselab-judge-") as scratch:
         sandbox = {"scratch": scratch, "memory_bytes": int(memory_gib * (1 << 30))}
         process = Process(
-            path, "candidate", problem.device, limit_s=call_limit_s, model=ANSWER, sandbox=sandbox
+            path,
+            "candidate",
+            problem.device,
+            limit_s=call_limit_s,
+            model=ANSWER,
+            sandbox=sandbox,
+            prints=frozenset({asked_problem.build.__name__}),
         )
         report = AnswerReport(path, Judgement.FAILED)
         with process:
@@ -328,27 +241,23 @@ def _fields(report: AnswerReport) -> dict[str, Any]:
     return {name: getattr(report, name) for name in report.__dataclass_fields__}
 
 
-def _build(problem: Problem, process: Process) -> dict[str, Tensor]:
-    """Build a model with the problem's state in a process, and return its state."""
-    found: dict[str, Tensor] = process.ask(
-        asked_problem.build, problem.initial, problem.seed, problem.device, problem.state
-    )
-    return found
-
-
 def _values(problem: Problem, process: Process, path: str) -> AnswerReport:
     """Judge the answer's outputs on every set of inputs, and that it leaves the inputs alone.
 
     Raises _WrongError.
     """
-    _build(problem, process)
+    state = problem.build(process)
     share = ours = eager = 0.0
-    sets = [(f"set {place} of the inputs", *one) for place, one in enumerate(problem.trials, 1)]
-    if problem.near is not None:
-        sets.insert(1, ("set 1 of the inputs with a few other elements", *problem.near))
-    for where, args, bar in sets:
+    sets = [
+        (f"set {place + 1} of the inputs", problem.seed + place, args, bar)
+        for place, (args, bar) in enumerate(problem.trials)
+    ]
+    near = [
+        (f"set 1 of the inputs {how}", problem.seed, args, bar) for how, args, bar in problem.near
+    ]
+    for where, seed, args, bar in (sets[0], *near, *sets[1:]):
         values = [*args, torch.float32]
-        results = process.ask(model_results, problem.seed, values)
+        results = process.ask(model_results, seed, values)
         found = _judged(bar, results, where)
         if found[0] >= share:
             share, ours, eager = found
@@ -358,6 +267,9 @@ def _values(problem: Problem, process: Process, path: str) -> AnswerReport:
     if returned != problem.returned:
         raise _WrongError(f"returns {returned}, the problem {problem.returned}")
     _judge_what_stays(problem, process)
+    if problem.has_its_names(state):
+        _judge_other_parameters(problem, process)
+    _judge_what_is_outside(problem, process)
     args = problem.trials[0][0]
     before = [storage_bytes(one) for one in args if isinstance(one, Tensor)]
     values = [*args, torch.float32]
@@ -368,13 +280,46 @@ def _values(problem: Problem, process: Process, path: str) -> AnswerReport:
     return AnswerReport(path, Judgement.RIGHT, None, len(problem.trials), share, ours, eager)
 
 
+def _judge_other_parameters(problem: Problem, process: Process) -> None:
+    """Judge the outputs on the first inputs with other parameters, as training leaves them.
+
+    Raises _WrongError.
+    """
+    if all(same_bits([problem.state[name]], [one]) for name, one in problem.moved.items()):
+        return
+    args = problem.trials[0][0]
+    problem.build(process, problem.moved)
+    problem.build(problem.reference, problem.moved)
+    try:
+        results = process.ask(model_results, problem.seed, [*args, torch.float32])
+        _judged(problem.bar(args), results, "with other parameters than the constructor's")
+    finally:
+        problem.build(problem.reference)
+        problem.build(process)
+
+
+def _judge_what_is_outside(problem: Problem, process: Process) -> None:
+    """Judge that a call changes nothing of its process that the problem's model does not change.
+
+    Raises _WrongError.
+    """
+    values = [*problem.trials[0][0], torch.float32]
+    changed = process.ask(asked_problem.changed_by_a_call, problem.seed, values)
+    others = [name for name in changed if name not in problem.changes_outside]
+    if others:
+        raise _WrongError(
+            f"a call changes {', '.join(others)}, which the problem's model leaves as it is"
+        )
+    problem.build(process)
+
+
 def _judge_what_stays(problem: Problem, process: Process) -> None:
     """Judge that the outputs of a call stay when the next one is made, and that a call leaves the
     parameters and buffers that the problem's model leaves, where the answer's have its names.
 
     Raises _WrongError.
     """
-    state = _build(problem, process)
+    state = problem.build(process)
     (first, _), (second, _) = problem.trials[:2]
     seed = problem.seed
     before = process.ask(asked_problem.kept_results, seed, [*first, torch.float32])
@@ -387,14 +332,13 @@ def _judge_what_stays(problem: Problem, process: Process) -> None:
             "its outputs change when its inputs are written over, so they share their memory; "
             "those of the problem's model do not"
         )
-    shapes = {name: one.shape for name, one in problem.state.items()}
-    if {name: one.shape for name, one in state.items()} != shapes or left.keys() != state.keys():
+    if not problem.has_its_names(state) or left.keys() != state.keys():
         return  # it keeps its numbers in a form of its own
     for name, one in problem.state.items():
         if name not in problem.changes and not same_bits([one], [left[name]]):
             raise _WrongError(f"a call changes {name}, which the problem's model leaves as it is")
     if problem.left is not None:
-        _build(problem, problem.reference)  # timed calls of an earlier answer have changed it
+        problem.build(problem.reference)  # timed calls of an earlier answer have changed it
         judgements = problem.left.judge([left[name] for name in problem.state])
         for name, judgement in zip(problem.state, judgements, strict=True):
             if judgement.problem is not None:
@@ -413,7 +357,7 @@ def _many_calls(problem: Problem, process: Process, budget_s: float) -> int:
 
     Raises _WrongError.
     """
-    _build(problem, process)
+    problem.build(process)
     sets = problem.trials[:2]
     process.ask(asked_problem.keep_several, [[*args, torch.float32] for args, _ in sets])
     accepted: list[list[Any] | None] = [None] * len(sets)
@@ -508,7 +452,7 @@ def _speed(
     clocks |= {name: Clock(one, one) for name, one in others.items()}
     for name, clock in clocks.items():
         if name == "compile":
-            _build(problem, clock.process)
+            problem.build(clock.process)
         clock.process.ask(asked_timing.prepare, args, name == "compile")
         clock.rest()
     judged = 0
@@ -517,16 +461,17 @@ def _speed(
         order = list(clocks)
         chance.shuffle(order)
         taken: dict[str, list[Tensor]] = {}
+        seed = chance.randrange(1 << 31)
         missing = _LEAST_JUDGED - judged
         share = max(_TAKEN, missing / max(1, _ROUNDS[0] - number))
         for name in order:
-            clocks[name].call(change)
+            clocks[name].call(change, seed)
             # Decided once the call has ended, and done before a thread could end what it left.
             if chance.random() < share:
                 taken[name] = clocks[name].taken()
             clocks[name].rest()
         if "answer" in taken:
-            _judged(problem.bar(args), taken["answer"], "a timed call")
+            _judged(problem.bar(args, seed), taken["answer"], "a timed call")
             judged += 1
     ours = clocks["answer"].times_us
     against = {}

@@ -17,6 +17,7 @@ from fuselab.prove.arguments import Storages, copy_of_storage, mapped
 from fuselab.prove.asked_timing import Change
 from fuselab.prove.held import RemoteError
 from fuselab.prove.processes import Process
+from fuselab.runtime.dispatch.overlap import overlaps_itself
 
 # What taking outputs may cost more in the timed process than in the one beside it.
 _DEARER = 1.25
@@ -24,6 +25,7 @@ _DEARER = 1.25
 _CHANGED = 16
 _NEAR = 2  # elements in which inputs differ from others that are near
 _DEARER_S = 1e-4
+_SWAPS = 64  # pairs of elements that are tried
 
 
 @dataclass
@@ -42,13 +44,15 @@ class Clock:
     late_s: list[float] = field(default_factory=list)  # how much longer the first taking takes
     renewal_s: list[float] = field(default_factory=list)  # how much longer new arguments take
 
-    def ask(self, change: Change, count: int = 1) -> float:
-        """Return the seconds that ``count`` calls take more than a question without a call; the
-        process stands still before and, until its outputs are taken, after."""
+    def ask(self, change: Change, count: int = 1, seed: int | None = None) -> float:
+        """Return the seconds that ``count`` calls, after a ``seed`` if there is one, take more than
+        a question without a call; the process stands still before and, until its outputs are
+        taken, after."""
         self._pause()
-        empty, _ = timed(lambda: self.beside.ask(asked_timing.no_calls, count, change.plain))
+        asked = (count, change.plain, seed)
+        empty, _ = timed(lambda: self.beside.ask(asked_timing.no_calls, *asked))
         self.process.resume()
-        whole, _ = timed(lambda: self.process.ask(asked_timing.calls, count, change.plain))
+        whole, _ = timed(lambda: self.process.ask(asked_timing.calls, *asked))
         return whole - empty
 
     def renew(self, args: Sequence[Any], usual_s: float) -> None:
@@ -68,9 +72,9 @@ class Clock:
         self._pause()
         self.renewal_s.append(taken_s - (usual_s * _DEARER + _DEARER_S))
 
-    def call(self, change: Change) -> None:
+    def call(self, change: Change, seed: int | None = None) -> None:
         """Time one call."""
-        self.call_s.append(max(self.ask(change), 1e-7))
+        self.call_s.append(max(self.ask(change, seed=seed), 1e-7))
 
     def taken(self) -> list[Any]:
         """Take the outputs of the last call, twice, and keep by how much the first time is
@@ -128,6 +132,18 @@ def near_inputs(
 
     A symmetric matrix stays as it is, because one with a single other element is none.
     """
+    near = own_copies(args)
+    for place in _changeable(args, others, chance):
+        differing = (args[place] != others[place]).nonzero().tolist()
+        for where in chance.sample(differing, min(_NEAR, len(differing))):
+            near[place][tuple(where)] = others[place][tuple(where)]
+        if differing:
+            return near
+    return None
+
+
+def _changeable(args: Sequence[Any], others: Sequence[Any], chance: random.Random) -> list[int]:
+    """Return the places of floating arguments of the others' shapes, in an order by chance."""
     changeable = [
         place
         for place, (one, other) in enumerate(zip(args, others, strict=True))
@@ -137,14 +153,39 @@ def near_inputs(
         and not (one.ndim > 1 and one.shape[-1] == one.shape[-2] and torch.equal(one, one.mT))
     ]
     chance.shuffle(changeable)
-    near = own_copies(args)
-    for place in changeable:
-        differing = (args[place] != others[place]).nonzero().tolist()
-        for where in chance.sample(differing, min(_NEAR, len(differing))):
-            near[place][tuple(where)] = others[place][tuple(where)]
-        if differing:
-            return near
+    return changeable
+
+
+def swapped_inputs(args: Sequence[Any], chance: random.Random) -> list[Any] | None:
+    """Return ``args`` with two elements of a row of one floating argument in each other's place:
+    equal sums, and other results. None where no row has two that differ; a zero stays where it is.
+
+    Of several such pairs one is taken whose exchange leaves every bit of PyTorch's sum.
+    """
+    swapped = own_copies(args)
+    for place in _changeable(args, args, chance):
+        tensor = swapped[place]
+        if not tensor.numel() or not tensor.ndim or overlaps_itself(tensor):
+            continue
+        total, pair = tensor.sum(), None
+        for _ in range(_SWAPS):
+            row = tensor[tuple(chance.randrange(size) for size in tensor.shape[:-1])]
+            first, second = (chance.randrange(len(row)) for _ in range(2))
+            if not row[first] or not row[second] or row[first] == row[second]:
+                continue
+            pair = row, [first, second]
+            _swap(*pair)
+            if torch.equal(tensor.sum(), total):
+                return swapped
+            _swap(*pair)
+        if pair is not None:
+            _swap(*pair)
+            return swapped
     return None
+
+
+def _swap(row: Tensor, places: list[int]) -> None:
+    row[places] = row[places[::-1]]
 
 
 def drawn_change(

@@ -168,6 +168,7 @@ class Process:
     patient: bool = False
     model: str | None = None  # the class of a model to load in place of an operator
     sandbox: Mapping[str, Any] | None = None
+    prints: frozenset[str] = frozenset()  # the procedures in which it may, as in its import
     hangs: int = 0
     is_whole: bool = False  # what was loaded is a composition
     holds: tuple[str, ...] = ()  # what the candidate's process is kept from
@@ -269,7 +270,7 @@ class Process:
             raise CandidateError(f"{self._called} gives no answer: {error}") from None
         except (OSError, EOFError, AttributeError, KeyError, TypeError):
             raise CandidateError(f"{self._called} {_ending(self._ended())}") from None
-        self._refuse_prints()
+        self._refuse_prints(procedure.__name__)
         if told is not None:
             kinds, text, _ = _told(told)
             raise RemoteError(kinds, text)
@@ -284,10 +285,10 @@ class Process:
     def _called(self) -> str:
         return {"candidate": "the call", "reference": "the reference", "judge": "it"}[self.role]
 
-    def _refuse_prints(self) -> None:
-        """Raise CandidateError if the call wrote to standard output."""
+    def _refuse_prints(self, procedure: str) -> None:
+        """Raise CandidateError if the call wrote to standard output and may not."""
         size = self._output_bytes()
-        if self.role != "candidate" or size == self._printed:
+        if self.role != "candidate" or size == self._printed or procedure in self.prints:
             self._printed = size
             return
         self._output.seek(self._printed)
