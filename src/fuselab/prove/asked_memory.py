@@ -14,13 +14,15 @@ from torch import Tensor
 
 from fuselab.errors import FuselabError
 from fuselab.op import tensors_in
-from fuselab.prove.arguments import at, tensor_names, with_own_copies, written_places
+from fuselab.prove.arguments import at, filled, tensor_names, with_own_copies, written_places
 from fuselab.prove.asked_calls import as_leaves, with_gradients
 from fuselab.prove.held import Held, results
 from fuselab.prove.load import changed_by_import
 from fuselab.prove.outputs import output_names, outputs_in, pulled_back
 from fuselab.prove.process_state import ProcessState
 from fuselab.runtime.dispatch.overlap import overlaps_itself
+
+_SHARED = 3  # tensors that two forwards have in common, one after the other
 
 
 def storage_bytes(tensor: Tensor) -> Tensor:
@@ -190,18 +192,20 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
     return first.nbytes() > 0 and second.nbytes() > 0 and first.data_ptr() == second.data_ptr()
 
 
-def three_backwards(
+def several_backwards(
     held: Held,
     places: Sequence[int],
     args: Sequence[Any],
     others: Sequence[Any],
     upstream: Sequence[Tensor],
 ) -> dict[str, Any]:
-    """Return the gradients of three backward calls with ``retain_graph``, and what they changed of
-    the saved tensors, arguments and outputs.
+    """Return the gradients of three backward calls and more with ``retain_graph``, and what they
+    changed of the saved tensors, arguments and outputs.
 
     Before the third one a forward runs on ``others``, arguments of the same shapes, as a second
-    micro-batch, or a layer that is used twice, makes it.
+    micro-batch, or a layer that is used twice, makes it. Where several tensors have a gradient,
+    one more follows for each of the first of them: after a forward on that tensor and ``others``
+    besides, as two layers that have one input make it.
     """
     op = held.op
     leaves = as_leaves(args, places)
@@ -217,9 +221,12 @@ def three_backwards(
     )
     inputs = at(leaves, places)
     runs: list[list[Tensor | None]] = []
-    for number in range(3):
-        if number == 2:
-            results(held, *as_leaves(others, places))
+    shared = places[:_SHARED] if len(places) > 1 else []
+    for number in range(3 + len(shared)):
+        if number >= 2:
+            given = as_leaves(others, places)
+            kept = shared[number - 3 : number - 2] if number > 2 else []
+            results(held, *filled(given, kept, at(leaves, kept)))
         grads = pulled_back(outputs, inputs, upstream, retain_graph=True)
         runs.append([None if grad is None else grad.detach().clone() for grad in grads])
         changed = watched.changed()

@@ -23,7 +23,7 @@ from fuselab.prove.asked_calls import (
     summed_gradients,
     with_gradients,
 )
-from fuselab.prove.asked_memory import three_backwards
+from fuselab.prove.asked_memory import several_backwards
 from fuselab.prove.asked_torch import numeric_derivatives
 from fuselab.prove.check_memory import same_bits
 from fuselab.prove.draw import LAYOUTS
@@ -123,13 +123,14 @@ def summed_output(subject: Subject, trial: Trial) -> Outcome:
 
 def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
     """Check that three backward calls with retain_graph give the same bits and leave what was saved
-    unchanged, the third one after a forward on other values.
+    unchanged, the third one after a forward on other values; and further ones after forwards that
+    share one tensor with the first.
 
     Where the operator declares that its order is not fixed, each meets the bar instead.
     """
     places, upstream = subject.differentiable(trial.args), subject.upstream(trial)
     args, others = list(trial.args), moved_towards_middle(trial.args, places)
-    found = subject.candidate.ask(three_backwards, places, args, others, upstream)
+    found = subject.candidate.ask(several_backwards, places, args, others, upstream)
     if found["changed"] is not None:
         return Outcome(found["changed"])
     if subject.op.nondeterministic is not None:
@@ -141,7 +142,10 @@ def backward_repeats(subject: Subject, trial: Trial) -> Outcome:
             if (first is None) != (again is None):
                 return Outcome(f"the gradient of {name} is not there in every backward")
             if not same_bits([first], [again]):
-                after = " (after a forward on other values)" if number == 3 else ""
+                after = " (after a forward on other values)" if number > 2 else ""
+                if number > 3:
+                    kept = names[places[number - 4]]
+                    after = f" (after a forward on the same {kept} and other values besides)"
                 return Outcome(
                     f"backward {number}{after} gives another gradient of {name} than the first"
                 )
