@@ -283,7 +283,9 @@ def test_large_draws_have_two_large_dimensions_or_multiples_too() -> None:
         for some in [draw(turn, turn=turn, large=4, layouts=LAYOUTS[:1], values=VALUES[:1])]
     ]
     both = [rows * columns > target for rows, columns, target in sizes if min(rows, columns) > 30]
-    assert len(both) == 27 and all(both)
+    assert len(both) == 36 and all(both)
+    quick = sizes[:9]
+    assert sum(not rows % 128 and not columns % 128 for rows, columns, _ in quick) >= 1
     remainders = {rows % 256 for rows, _, _ in sizes}
     assert {0, 64, 128} < remainders and len(remainders) > 20
     assert any(columns % 4096 == 0 for _, columns, _ in sizes)

@@ -42,6 +42,7 @@ _BOTH = 3  # the place that stands for the first two sizes, which are then both 
 # The places behind it stand for the first two sizes too, one of them longer: how many of the 20
 # bits of a million elements the first one has.
 _LOPSIDED = (13, 7, 16, 4)
+_TILE = 128
 _UNITS = (64, 256, 1024, 4096)  # of which large sizes are multiples, if not by chance
 # Sizes for which kernels have a path of their own: all small ones, which --quick takes too, those
 # around powers of two and around multiples of 1000.
@@ -69,6 +70,8 @@ LAYOUTS = (
     "expanded middle",
     "one element",
 )
+# Rows that begin one element behind each other, as ``Tensor.unfold``'s; never of what is written.
+WINDOWS = "windows"
 # Elements before the first one: a kernel's vectors may need addresses of 4 to 64 bytes.
 _OFFSETS = (0, 1, 2, 3, 4, 8, 16)
 # Strides beyond 16 bits, of few elements: not among LAYOUTS, because each takes megabytes.
@@ -161,6 +164,7 @@ class RecordedDraw:
     target: int = 0
     _large_place: int = 0
     _swept_size: int = 0
+    _in_tiles: int = 0
 
     def __post_init__(self) -> None:
         if self.very_large:
@@ -210,6 +214,7 @@ class RecordedDraw:
             "target": self.target,
             "_large_place": self._large_place,
             "_swept_size": self._swept_size,
+            "_in_tiles": self._in_tiles,
         }
 
     def resumed(self, state: Mapping[str, Any]) -> RecordedDraw:
@@ -306,10 +311,17 @@ class RecordedDraw:
         return size
 
     def _lopsided_size(self) -> int:
-        """Draw one of the first two sizes, which have unequal shares of the elements."""
+        """Draw one of the first two sizes, which have unequal shares of the elements. Every other
+        time both are multiples of a tile, for which kernels have a path without masks."""
         share = _LOPSIDED[self._large_place - _BOTH - 1]
         share = 20 - share if self._sizes else share
         bits = round((self.target.bit_length() - 1) * share / 20)
+        if not self._sizes:
+            self._in_tiles = self.below(2)
+            if self.turn is not None and self.replay is None:
+                self._in_tiles = self.choices[-1] = (self.turn + self.turn // 9) % 2
+        if self._in_tiles:
+            return (1 << bits) + min(1 << bits, _TILE)
         return (1 << bits) + 1 + self.below(min(64, 1 << max(bits - 2, 0)))
 
     def _very_large_size(self) -> int:
@@ -503,17 +515,21 @@ def make_values(kind: str, shape: Sequence[int], dtype: torch.dtype, seed: int) 
         for place in places[: max(1, flat.numel() // 16)].tolist():
             flat[place] = math.inf if (place * 2 < flat.numel()) == bool(seed % 2) else -math.inf
     elif kind == "NaN":
-        flat[places[: max(1, flat.numel() // 16)]] = math.nan
+        nans = torch.full((max(1, flat.numel() // 16),), math.nan, dtype=dtype)
+        nans[seed % 2 :: 2].neg_()  # x86 gives a NaN with a sign, and math.nan has none
+        flat[places[: len(nans)]] = nans
     else:
         raise ValueError(f"no such kind of values: {kind}")
     return values
 
 
 def lay_out(values: Tensor, layout: str, device: torch.device, around: float = math.nan) -> Tensor:
-    """Return ``values`` (contiguous, on the CPU) in one of ``LAYOUTS`` on ``device``.
+    """Return ``values`` (contiguous, on the CPU) in one of ``LAYOUTS``, or as
+    windows, on ``device``.
 
     Memory between and around the elements holds ``around``, so that reading a neighbour shows. The
-    expanded layouts repeat the first slice or element, so they change the values. If ``shape``
+    expanded layouts repeat the first slice or element, and those of windows all but one of a row,
+    so they change the values. If ``shape``
     cannot have the layout, the result is contiguous.
     """
     shape = values.shape
@@ -523,6 +539,10 @@ def lay_out(values: Tensor, layout: str, device: torch.device, around: float = m
         kept = values.narrow(repeated, 0, 1).contiguous()
         at_odd = ("contiguous", "odd offset")[sum(shape) % 2]
         return lay_out(kept, at_odd, device, around).expand(shape)
+    if layout == WINDOWS and values.numel() and values.ndim > 1:
+        rows = torch.cat([values[..., 0, :], values[..., 1:, -1]], -1)
+        laid = lay_out(rows, "padded rows", device, around)
+        return laid.unfold(-1, shape[-1], 1)
     if layout == "one element" and values.numel():
         return values.reshape(-1)[:1].to(device).reshape([1] * values.ndim).expand(shape)
     strides, offset, room = _strides(shape, layout)

@@ -15,7 +15,7 @@ from fuselab.op import tensors_in
 from fuselab.prove.accuracy import Bar, evaluations
 from fuselab.prove.arguments import copy_of_storage, mapped
 from fuselab.prove.asked_calls import each, with_gradients
-from fuselab.prove.draw import SMALL_SWEPT, SWEPT
+from fuselab.prove.draw import LAYOUTS, SMALL_SWEPT, SWEPT, WINDOWS
 from fuselab.prove.held import (
     CandidateError,
     RemoteError,
@@ -348,7 +348,7 @@ def _drawn_together(subject: Subject, check: Check, indices: Sequence[int]) -> l
             check.name,
             indices,
             [_turn_of(subject, check, index) for index in indices],
-            **_options(check),
+            **_options(subject, check),
         )
     except TargetError:
         return [_drawn(subject, check, index) for index in indices]
@@ -415,7 +415,7 @@ def _drawn(subject: Subject, check: Check, index: int) -> Trial | None:
             check.name,
             index + again * (1 << 20),
             turn=_turn_of(subject, check, index),
-            **_options(check),
+            **_options(subject, check),
         )
         trial = found or trial
         if found is None or (hurried and rows_of(found) > MOST_INTERPRETED_ROWS):
@@ -460,13 +460,14 @@ def rows_of(trial: Trial) -> int:
 
 
 def _replay(subject: Subject, check: Check, choices: Sequence[int]) -> Trial | None:
-    return subject.draw(check.name, 0, replay=choices, **_options(check))
+    return subject.draw(check.name, 0, replay=choices, **_options(subject, check))
 
 
-def _options(check: Check) -> dict[str, Any]:
+def _options(subject: Subject, check: Check) -> dict[str, Any]:
     """Return the options of ``Subject.draw`` that a check's draws have."""
+    has_windows = check.layouts is LAYOUTS and not subject.op.mutates
     return {
-        "layouts": check.layouts,
+        "layouts": (*LAYOUTS, WINDOWS) if has_windows else check.layouts,
         "values": check.values,
         "max_numel": check.max_numel,
         "large": check.large and not check.very_large,

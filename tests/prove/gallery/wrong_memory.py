@@ -78,6 +78,16 @@ def outer_step_ignored(device: str) -> FusedOp:
 
 
 @caught_by("strides")
+def windows_taken_for_a_transposition(device: str) -> FusedOp:
+    """Tells rows from columns by the larger stride, and those of ``Tensor.unfold`` are equal."""
+
+    def are_equal(input: Tensor) -> bool:
+        return input.ndim > 1 and min(input.shape) > 1 and input.stride(-1) == input.stride(-2) > 0
+
+    return misread_where("windows_taken_for_a_transposition", device, are_equal)
+
+
+@caught_by("strides")
 def channels_last_ignored(device: str) -> FusedOp:
     """Handles any order of strides except the one in which the first dimension lies innermost but
     one."""

@@ -152,6 +152,19 @@ def last_column_lost_of_many_wide_rows(device: str) -> FusedOp:
     return last_column_lost("last_column_lost_of_many_wide_rows", device, 4096, 4096)
 
 
+@caught_by("large")
+def last_tile_lost_where_all_are_full(device: str) -> FusedOp:
+    """Takes a path without masks where both dimensions are multiples of a tile, and ends early."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        if output.ndim > 1 and output.numel() and not any(size % 128 for size in output.shape[-2:]):
+            output[..., -128:, -128:] = 0
+        return output
+
+    return make_op("last_tile_lost_where_all_are_full", device, forward)
+
+
 @caught_by("very large")
 def index_in_float32(device: str) -> FusedOp:
     """Counts elements in float32, which holds no odd number above 2^24."""
