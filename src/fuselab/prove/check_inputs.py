@@ -35,6 +35,7 @@ from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, is_hurr
 _SCALE_BITS = 64  # log2 of the factor between upstream gradients that overflow and that do not
 _HURRIED_FLOATS = 2  # other floats, with --quick under the interpreter
 _FLOAT_STEPS = 12  # factors of 4 above 16, and below a 16th, that a float is given
+_VAST_BITS = 104  # the square of 2^104 overflows in float32, and its product with 2^12 does not
 _NAN_KIND = 2  # of the special values that an upstream gradient has
 _SPECIAL_SHARE = 16  # one upstream gradient's element in so many is special
 
@@ -241,6 +242,8 @@ def other_floats_are_right(subject: Subject, trial: Trial) -> Outcome:
         for step in range(first, first + _FLOAT_STEPS, _FLOAT_STEPS // 3):  # one of each third
             large = part * 2.0 ** (4 + 2 * (step % _FLOAT_STEPS))
             others += [{place: number} for number in (large, -large, 1 / large, -1 / large)]
+        vast = part * 2.0**_VAST_BITS
+        others += [{place: number} for number in (vast, -vast, 1 / vast, -1 / vast)]
     if is_hurried(subject):
         start = trial.draw.below(len(others))
         others = [*others[start:], *others[:start]][:_HURRIED_FLOATS]

@@ -18,7 +18,6 @@ from fuselab.prove.asked_calls import (
     gradients_under_autocast,
     under_autocast,
     under_determinism,
-    with_gradients,
 )
 from fuselab.prove.asked_torch import (
     TRANSFORMS,
@@ -30,7 +29,7 @@ from fuselab.prove.asked_torch import (
 )
 from fuselab.prove.check_memory import same_bits
 from fuselab.prove.draw import LAYOUTS
-from fuselab.prove.held import CandidateError, RemoteError, kinds_of, results, said
+from fuselab.prove.held import CandidateError, RemoteError, kinds_of, said
 from fuselab.prove.outputs import floating, output_names
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
@@ -287,13 +286,10 @@ def _batch_of_three(tensor: Tensor) -> Tensor:
 
 
 def deterministic_mode_repeats(subject: Subject, trial: Trial) -> Outcome:
-    """Check that forward and backward repeat their bits under
+    """Check that forward and backward are right and repeat their bits under
     torch.use_deterministic_algorithms(True), or refuse it by an error that names it, as PyTorch's
     own operators do."""
-    places = subject.differentiable(trial.args) if subject.op.gradient is not None else []
-    asked: tuple[Any, ...] = (results, *trial.args)
-    if places:
-        asked = (with_gradients, places, [*trial.args, subject.upstream(trial)])
+    bar, asked = call_bar(subject, trial)
     try:
         first, *others = subject.candidate.ask(under_determinism, 3, *asked)
     except CandidateError:
@@ -307,7 +303,7 @@ def deterministic_mode_repeats(subject: Subject, trial: Trial) -> Outcome:
             "two runs differ under torch.use_deterministic_algorithms(True), where an "
             "implementation adds in a fixed order, or raises an error that names the mode"
         )
-    return Outcome()
+    return judged(bar, first, after=" under torch.use_deterministic_algorithms(True)")
 
 
 def _narrow(subject: Subject) -> tuple[Verdict, str] | None:
@@ -364,7 +360,7 @@ CHECKS = (
         shrink_tries=20,
         once=True,
     ),
-    # The same bits under use_deterministic_algorithms.
+    # Right, and the same bits, under use_deterministic_algorithms.
     Check(
         "deterministic mode",
         deterministic_mode_repeats,
@@ -373,5 +369,6 @@ CHECKS = (
         full=8,
         max_numel=2048,
         once=True,
+        non_empty=True,
     ),
 )

@@ -517,6 +517,20 @@ def heedless_of_deterministic_mode(device: str) -> FusedOp:
     )
 
 
+@caught_by("deterministic mode")
+def another_kernel_in_deterministic_mode(device: str) -> FusedOp:
+    """Takes a kernel of its own where determinism is asked for, which repeats its bits: it leaves
+    out the last column."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        output = honest.forward(input, bias, scale)
+        if torch.are_deterministic_algorithms_enabled():
+            output[..., -1:] = 0
+        return output
+
+    return make_op("another_kernel_in_deterministic_mode", device, forward)
+
+
 # Streams: only where there is a GPU
 
 

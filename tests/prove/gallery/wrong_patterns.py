@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fuselab.op import FusedOp
@@ -131,6 +132,18 @@ def nan_alone_is_dropped(device: str) -> FusedOp:
     return make_op("nan_alone_is_dropped", device, forward)
 
 
+@caught_by("values")
+def nan_with_a_sign_is_small(device: str) -> FusedOp:
+    """Orders numbers by their bits, as a maximum by atomics on integers does: a NaN with a sign,
+    which x86 makes of inf - inf, is then less than any number."""
+
+    def forward(input: Tensor, bias: Tensor, scale: float) -> Tensor:
+        least = input.isnan() & input.signbit()
+        return honest.forward(torch.where(least, -200.0, input), bias, scale)
+
+    return make_op("nan_with_a_sign_is_small", device, forward)
+
+
 @caught_by("patterns")
 def gradient_wrong_for_one_hot_upstream(device: str) -> FusedOp:
     """Its upstream gradient is one-hot where a loss picks one element of a row."""
@@ -156,11 +169,22 @@ def backward_keeps_a_number(device: str) -> FusedOp:
     return make_op("backward_keeps_a_number", device, backward=backward)
 
 
-@caught_by("other floats")
-def scale_clipped_at_100000(device: str) -> FusedOp:
+def clipped(name: str, device: str, limit: float) -> FusedOp:
+    """Return the honest operator, which takes a scale above ``limit`` for that number."""
+
     def forward(input: Tensor, bias: Tensor, scale: float | Tensor) -> Tensor:
         if not isinstance(scale, Tensor):
-            scale = min(scale, 1e5)
+            scale = min(scale, limit)
         return honest.forward(input, bias, scale)
 
-    return make_op("scale_clipped_at_100000", device, forward)
+    return make_op(name, device, forward)
+
+
+@caught_by("other floats")
+def scale_clipped_at_100000(device: str) -> FusedOp:
+    return clipped("scale_clipped_at_100000", device, 1e5)
+
+
+@caught_by("other floats")
+def scale_clipped_at_1e30(device: str) -> FusedOp:
+    return clipped("scale_clipped_at_1e30", device, 1e30)
