@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from fuselab.ejection import emit_cpp, emit_cuda, emit_triton
@@ -13,7 +14,7 @@ from fuselab.ejection.fold import formatted
 from fuselab.ejection.kernels import in_order
 from fuselab.ejection.loops import Call
 from fuselab.ejection.package import UNORDERED, Package
-from fuselab.ejection.write_cases import factors, smaller_shapes
+from fuselab.ejection.write_cases import factors, small_shapes, smaller_shapes
 from fuselab.ejection.write_gradient import gradient_text
 from fuselab.ejection.write_init import init_text
 from fuselab.ejection.write_launchers import (
@@ -177,10 +178,12 @@ def drawn_text(package: Package | Cut) -> str:
     """Return the text of ``_drawn``, which draws the tensors of one call, whether or not the
     reference accepts them together; empty where valid values cannot be known."""
     seed = package.captured.seed
-    if any(
-        not one.tensor.is_floating_point() and one.name != seed
+    others = {
+        one.name: one.tensor.dtype
         for one in package.captured.arguments
-    ):
+        if not one.tensor.is_floating_point() and one.name != seed
+    }
+    if any(dtype != torch.bool for dtype in others.values()):
         return ""
     multiples = {name: f"{count} * " for name, count in factors(package.multiples).items()}
     least = {name: f" + {count}" for name, count in package.least.items()}
@@ -189,7 +192,14 @@ def drawn_text(package: Package | Cut) -> str:
         size = f"source.size(){least.get(name, '')}"
         is_factor = name in multiples and name in least
         lines.append(f"    {name} = {multiples.get(name, '')}{f'({size})' if is_factor else size}")
-    drawn = {name: f"source.tensor({', '.join(dims)})" for name, dims in patterns(package)}
+    drawn = {
+        name: (
+            f"source.integers({', '.join([*dims, 'low=0', 'high=2', 'dtype=torch.bool'])})"
+            if name in others
+            else f"source.tensor({', '.join(dims)})"
+        )
+        for name, dims in patterns(package)
+    }
     if seed is not None:
         drawn[seed] = "source.integers(low=0, high=2**63 - 1)"
     tensors = [f"        {text}," for text in _held(package, drawn)]
@@ -278,7 +288,7 @@ def example_case(package: Package | Cut) -> str:
 
 def cases_text(package: Package) -> str:
     """Return the text of the example's case, and what makes those of smaller calls."""
-    return smaller_cases(package)[0] + example_case(package)
+    return smaller_cases(package)[0] + varied_cases(package)[0] + example_case(package)
 
 
 def smaller_cases(package: Package) -> tuple[str, list[str]]:
@@ -290,10 +300,21 @@ def smaller_cases(package: Package) -> tuple[str, list[str]]:
     if all(argument.tensor.is_floating_point() for argument in package.captured.arguments):
         return "", [f'Case.normal({shapes!r}, "dtypes")' for shapes in several]
     functions, cases = "", []
-    for place, shapes in enumerate(several):
-        name = f"_{('smaller', 'smallest')[place]}"
-        functions += _made(package, name, example_values(package, shapes))
-        cases.append(f'Case("{name[1:]}", {name}, frozenset({{"dtypes"}}))')
+    for name, shapes in zip(("smaller", "smallest"), several, strict=False):
+        functions += _made(package, f"_{name}", example_values(package, shapes))
+        cases.append(f'Case("{name}", _{name}, frozenset({{"dtypes"}}))')
+    return functions, cases
+
+
+def varied_cases(package: Package) -> tuple[str, list[str]]:
+    """Return the text of the functions that make small calls, and the texts of their cases, which
+    ``check`` varies where it cannot draw sizes."""
+    if package.lists or drawn_text(package):
+        return "", []
+    functions, cases = "", []
+    for name, shapes in zip(("small", "tiny"), small_shapes(package), strict=False):
+        functions += _made(package, f"_{name}", example_values(package, shapes))
+        cases.append(f'Case("{name}", _{name}, frozenset({{"boundary", "dtypes"}}))')
     return functions, cases
 
 
@@ -382,6 +403,8 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
         ).rstrip()
         kept = f"    mutates=({names}),\n"
     smaller = "".join(f"        {case},\n" for case in smaller_cases(package)[1])
+    varied = "".join(f"        {case},\n" for case in varied_cases(package)[1])
+    cases = f"(\n        _EXAMPLE,\n{varied}    )" if varied else "(_EXAMPLE,)"
     tuned = '"triton": configs' + (', "triton_backward": configs' if has_gradient else "")
     last = "    draw=draw,\n" if draw_text(package) else ""
     last += "    autocast=autocast,\n" if autocast_text(package) else ""
@@ -393,7 +416,7 @@ OP = FusedOp(
     reference=reference,
     implementations={{
 {implementations}    }},
-{gradient}{kept}    cases=(_EXAMPLE,),
+{gradient}{kept}    cases={cases},
     cpu_cases=(
         _EXAMPLE,
 {smaller}    ),
