@@ -141,7 +141,7 @@ def judged(files: Path, names: list[str], limit_s: float = 60.0) -> list[AnswerR
         call_limit_s=limit_s,
         memory_gib=4.0,
     )
-    assert report.passed is (set(names) <= {"right", "temporary", "view"})
+    assert report.passed is (set(names) <= {"right", "temporary", "view", "compiles"})
     return list(report.answers)
 
 
@@ -342,6 +342,18 @@ def test_an_answer_cannot_reach_the_machine(files: Path) -> None:
     assert not (files / "left").exists()
     for name in ("file", "signal", "judge"):
         assert "PermissionError" in str(answers[name].reason)
+
+
+def test_an_answer_may_compile_an_extension(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folders of compilers lie in its scratch folder, whatever the environment says."""
+    for name in ("XDG_CACHE_HOME", "TORCH_EXTENSIONS_DIR"):
+        monkeypatch.setenv(name, str(files / "of_the_user"))
+    builds = "__import__('torch.utils.cpp_extension').utils.cpp_extension._get_build_directory"
+    body = f"{builds}('mine', False); return torch.softmax(y, 1)"
+    (files / "compiles.py").write_text(ANSWER.format(body))
+    (answer,) = judged(files, ["compiles"])
+    assert answer.verdict is Judgement.RIGHT, answer
+    assert not (files / "of_the_user").exists()
 
 
 def test_the_command_writes_json_and_its_status_says_no(

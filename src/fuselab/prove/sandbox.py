@@ -47,6 +47,13 @@ def landlock_version() -> int:
     return max(0, int(_libc.syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG)))
 
 
+# What names the folders in which compilers and caches write.
+_FOLDERS = (
+    "HOME", "TMPDIR", "XDG_CACHE_HOME", "FUSELAB_CACHE", "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR",
+)  # fmt: skip
+
+
 def shield() -> list[str]:
     """Keep this process from signalling and tracing those outside; return what holds from now."""
     version = landlock_version()
@@ -63,8 +70,7 @@ def enter(settings: Mapping[str, Any]) -> list[str]:
     """
     holds = []
     scratch = str(settings["scratch"])
-    for name in ("HOME", "TMPDIR", "FUSELAB_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
-        os.environ[name] = scratch
+    os.environ |= dict.fromkeys(_FOLDERS, scratch)
     _move_temporary_files(scratch)
     if _without_network():
         holds.append(NETWORK)
