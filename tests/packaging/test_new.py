@@ -12,6 +12,7 @@ import torch
 from fuselab.cli.main import run
 from fuselab.errors import ArgumentError, FuselabError, TargetError
 from fuselab.inspect.assembly.triton_roles import roles_of
+from fuselab.packaging.cuda_block import Asked
 from fuselab.packaging.new import check_name, new_package
 from fuselab.packaging.sizes import Known, size_texts
 from fuselab.prove.load import load_op
@@ -94,6 +95,25 @@ def test_a_cuda_file_loses_its_host_code_and_keeps_its_launch(files: Path) -> No
     for name in ("float", "__half", "__nv_bfloat16", "double"):
         assert f'"saxpy_kernel<{name}>"' in contract
     assert "saxpy(x, y, a=a)" in made.files["reference.py"]
+
+
+def test_headers_beside_a_cuda_file_become_part_of_its_kernels(files: Path) -> None:
+    Path("parts").mkdir()
+    Path("parts/twice.cuh").write_text(
+        "#pragma once\ntemplate <typename T> __device__ T twice_of(T x) { return x + x; }\n"
+    )
+    Path("parts/all.cuh").write_text('#pragma once\n#include "twice.cuh"\n')
+    Path("doubled.cu").write_text(
+        '#include <torch/extension.h>\n#include "parts/all.cuh"\n#include "parts/twice.cuh"\n'
+        "__global__ void doubled(const float* x, float* y, int n) {\n"
+        "  int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+        "  if (i < n) y[i] = twice_of(x[i]);\n}\n"
+    )
+    code = new_package("doubled", "doubled.cu", asked=Asked(block=(128, 1, 1))).files[
+        "cuda_kernels.cu"
+    ]
+    assert code.count("T twice_of(T x)") == 1
+    assert "#include" not in code and "pragma" not in code
 
 
 def test_numbers_are_fixed_where_the_gradient_is_ejected(files: Path) -> None:

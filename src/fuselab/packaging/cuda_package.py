@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuselab.errors import ArgumentError, BuildError, MissingTargetError, TargetError
-from fuselab.inspect.assembly.cuda_compile import text_of
 from fuselab.packaging import arguments, cuda_text
 from fuselab.packaging.arguments import KernelParameter, Launch
 from fuselab.packaging.cuda_block import Asked, Block, block_of
 from fuselab.packaging.cuda_text import HostLaunch, Kernel
 from fuselab.packaging.definition import Definition
+from fuselab.packaging.own_headers import with_own_headers
 from fuselab.packaging.triton_package import Written
 from fuselab.runtime.cuda_source import CudaSource
 
@@ -70,7 +70,7 @@ def read(path: Path, chosen: str, asked: Asked) -> Source:
     """
     if not path.is_file():
         raise MissingTargetError(f"{path}: no such file; give FILE.cu.")
-    text = text_of(path)
+    text = with_own_headers(path)
     kernels = cuda_text.kernels_in(text)
     if not kernels:
         raise TargetError(f"{path} has no __global__ function with a body.")
