@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from comparing import imported
 from torch import Tensor
 
 import fuselab
 from fuselab.errors import EjectError
-from fuselab.op import tensors_in
+from fuselab.op import Case, tensors_in
 from fuselab.prove.draw import RecordedDraw
 from fuselab.prove.load import load_op
 
@@ -65,9 +66,9 @@ def test_integers_come_from_small_cases_that_keep_what_they_count(tmp_path: Path
     assert max(made.numel() for made, _ in map(_small_args, small)) <= 4096 * 2
 
 
-def _small_args(case: object) -> tuple[Tensor, Tensor]:
+def _small_args(case: Case) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    made, labels = case.make(torch.device("cpu"), torch.float32, generator).args  # type: ignore[attr-defined]
+    made, labels = case.make(torch.device("cpu"), torch.float32, generator).args
     return made, labels
 
 
@@ -84,6 +85,4 @@ def test_complex_tensors_are_in_no_kernel(tmp_path: Path) -> None:
     x, y = torch.randn(4, 8), torch.randn(4, 8)
     ejected = fuselab.eject(turned, x, y, out=tmp_path / "turned")
     assert ejected is not None
-    from comparing import imported
-
     torch.testing.assert_close(imported(tmp_path / "turned").turned(x, y), turned(x, y))

@@ -125,6 +125,17 @@ def test_parts_of_several_sizes_are_stored_as_they_are_and_read_by_one_kernel(
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4)
 
 
+def test_many_stacked_tensors_are_stored_and_read_by_one_kernel(tmp_path: Path) -> None:
+    def deviation_of_nine(x: Tensor) -> Tensor:
+        return torch.stack([x * number for number in range(9)]).std(0) + 1
+
+    folder = tmp_path / "deviation_of_nine"
+    fuselab.eject(deviation_of_nine, normal(5, 7), out=folder, inference=True)
+    launcher = (folder / "op.py").read_text(encoding="utf-8")
+    assert launcher.count("torch.empty(") == 1  # the stacked tensor alone
+    compare_cpp(folder, [normal(5, 7)])
+
+
 def test_a_slice_of_a_slice_is_read_as_one(tmp_path: Path) -> None:
     launcher = forward_of(box_overlaps, tmp_path / "package")
     assert launcher.count("boxes.narrow(") == launcher.count("others.narrow(") == 4

@@ -145,8 +145,8 @@ class Arrangements(Pooling):
 
     def stored_if_reduced(self, node: FxNode, joined: Node) -> Node:
         """Return what is put together from parts as a tensor that is stored first, where it is
-        reduced along that dimension and its parts have several sizes: kernels would read them
-        twice, each in a launch of its own."""
+        reduced along that dimension and its parts are many or have several sizes: kernels would
+        read them twice, each in a launch of its own."""
         if not isinstance(joined, Pieces) or self.parts.reduces_together(joined):
             return joined
         if node not in self.forward or not is_reduced(node, joined.dim, self.forward):
@@ -165,7 +165,8 @@ class Arrangements(Pooling):
                 source.name, sizes, kind, source_line(node), False, source,
                 lambda index, *_: (*index[:dim], *index[dim + 1 :]),
             )))  # fmt: skip
-        return self.parts.joined(self.common(node), dim, sources)
+        joined = self.parts.joined(self.common(node), dim, sources)
+        return self.stored_if_reduced(node, joined)
 
     def op_slice_backward(self, node: FxNode) -> Node:
         gradient: Node = self.known[node.args[0]]

@@ -161,7 +161,7 @@ class Parts:
             cut = self._cut_pieces(source, dim, start, length, step)
             if cut is not None:
                 return cut
-        if isinstance(source, Window):
+        if isinstance(source, Window) and dim <= source.dim:
             return self._cut_window(source, dim, start, length, step)
         return Window(source.name, sizes, source.kind, source.line, source=source, dim=dim,
                       start=start, step=step)  # fmt: skip
@@ -174,10 +174,6 @@ class Parts:
         if dim == window.dim:
             first = self.exact(window.start + window.step * start)
             return self.cut(window.source, dim, first, length, window.step * step)
-        sizes = _with(window.sizes, dim, length)
-        if dim > window.dim:
-            return Window(window.name, sizes, window.kind, window.line, source=window, dim=dim,
-                          start=start, step=step)  # fmt: skip
         part = self.cut(window.source, dim, start, length, step)
         return self.cut(part, window.dim, window.start, window.sizes[window.dim], window.step)
 

@@ -293,17 +293,13 @@ def cases_text(package: Package) -> str:
 
 def smaller_cases(package: Package) -> tuple[str, list[str]]:
     """Return the text of the functions that make smaller calls than the example, and the texts of
-    the cases of such calls; arguments that are no lists have any."""
+    the cases of such calls; none where an argument is a list."""
     if package.lists:
         return "", []
     several = smaller_shapes(package)
     if all(argument.tensor.is_floating_point() for argument in package.captured.arguments):
         return "", [f'Case.normal({shapes!r}, "dtypes")' for shapes in several]
-    functions, cases = "", []
-    for name, shapes in zip(("smaller", "smallest"), several, strict=False):
-        functions += _made(package, f"_{name}", example_values(package, shapes))
-        cases.append(f'Case("{name}", _{name}, frozenset({{"dtypes"}}))')
-    return functions, cases
+    return _cases_of(package, ("smaller", "smallest"), several, '"dtypes"')
 
 
 def varied_cases(package: Package) -> tuple[str, list[str]]:
@@ -311,10 +307,17 @@ def varied_cases(package: Package) -> tuple[str, list[str]]:
     ``check`` varies where it cannot draw sizes."""
     if package.lists or drawn_text(package):
         return "", []
+    return _cases_of(package, ("small", "tiny"), small_shapes(package), '"boundary", "dtypes"')
+
+
+def _cases_of(
+    package: Package, names: Sequence[str], several: Sequence[list[tuple[int, ...]]], tags: str
+) -> tuple[str, list[str]]:
+    """Return the text of functions that make arguments of these shapes, and their cases' texts."""
     functions, cases = "", []
-    for name, shapes in zip(("small", "tiny"), small_shapes(package), strict=False):
+    for name, shapes in zip(names, several, strict=False):
         functions += _made(package, f"_{name}", example_values(package, shapes))
-        cases.append(f'Case("{name}", _{name}, frozenset({{"boundary", "dtypes"}}))')
+        cases.append(f'Case("{name}", _{name}, frozenset({{{tags}}}))')
     return functions, cases
 
 
