@@ -85,12 +85,20 @@ ANSWERS = {
         return self.kept["result"].clone()""",
     "reseeds": "torch.manual_seed(0); return torch.softmax(y, 1)",
     "flushes": "torch.set_flush_denormal(True); return torch.softmax(y, 1)",
-    "leaves_processes": "import subprocess as s; s.Popen(['true']); return torch.softmax(y, 1)",
+    "leaves_processes": """
+        import subprocess
+        self.kept["process"] = subprocess.Popen(["sleep", "20"])
+        return torch.softmax(y, 1)""",
+    "waits_for_processes": """
+        import subprocess
+        subprocess.run(["true"], check=True)
+        return torch.softmax(y, 1)""",
     "exits": "import os; os._exit(0)",
     "hungry": "torch.empty(1 << 33, dtype=torch.uint8); return torch.softmax(y, 1)",
     "prints": "print('right'); return torch.softmax(y, 1)",
     "loops": "\n        while True: pass",
 }
+RIGHT = {"right", "temporary", "view", "waits_for_processes", "compiles"}
 WRONG, FAILED = Judgement.WRONG, Judgement.FAILED
 SAID = {
     "cast": (WRONG, "set 1 of the inputs: output row"),
@@ -141,7 +149,7 @@ def judged(files: Path, names: list[str], limit_s: float = 60.0) -> list[AnswerR
         call_limit_s=limit_s,
         memory_gib=4.0,
     )
-    assert report.passed is (set(names) <= {"right", "temporary", "view", "compiles"})
+    assert report.passed is (set(names) <= RIGHT)
     return list(report.answers)
 
 
