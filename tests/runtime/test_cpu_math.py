@@ -85,6 +85,19 @@ def test_angles_near_multiples_of_a_quarter_turn(function, dtype):
     torch.testing.assert_close(actual, expected, **near)
 
 
+@pytest.mark.parametrize("largest", [1e4, 1e6, 1e9, 3e38])
+@pytest.mark.parametrize("function", ["sin", "cos"])
+def test_large_angles(function, largest):
+    drawn = torch.rand(4096, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    values = ((drawn * 2 - 1) * largest).float()
+    quarters = (torch.arange(1, 4097) * 127.0 * (torch.pi / 2)).clamp(max=largest).float()
+    for angles in (values, quarters):
+        expected = [getattr(math, function)(one) for one in angles.tolist()]
+        near = {"rtol": 4 * torch.finfo(torch.float32).eps, "atol": 0.0}
+        exact = torch.tensor(expected, dtype=torch.float64)
+        torch.testing.assert_close(computed(function, angles).double(), exact, **near)
+
+
 @pytest.mark.parametrize("function", ["abs", "erf", "expm1", "log1p", "round", "sin", "tanh"])
 def test_zeros_keep_the_sign_that_pytorch_gives_them(function):
     values = torch.tensor([0.0, -0.0] * 8)

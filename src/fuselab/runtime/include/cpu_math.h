@@ -392,11 +392,14 @@ FUSELAB_INLINE V erf(V x) {
 
 // --- sine and cosine
 
-// Angles up to this are reduced exactly enough; larger ones, infinity and NaN go through <cmath>.
+// Angles up to this are reduced exactly enough. Larger ones of float are reduced in double, and those
+// that are too large there, infinity and NaN go through <cmath>.
 template <class V>
-FUSELAB_INLINE bool has_large_angle(V x) {
-  return any(~(Integers<V>)(absolute(x) <= constant<V>(is_single<V> ? 8192.0 : 1e6)));
+FUSELAB_INLINE bool has_angle_above(V x, double limit) {
+  return any(~(Integers<V>)(absolute(x) <= constant<V>(limit)));
 }
+template <class V>
+constexpr double largest_angle = is_single<V> ? 8192.0 : 1e6;
 
 // x = quadrant pi / 2 + angle, with an angle of at most pi / 4.
 template <class V>
@@ -451,19 +454,6 @@ FUSELAB_INLINE V sine_of(Integers<V> quadrant, V angle) {
   return choose((quadrant & 2) != 0, -value, value);
 }
 
-template <class V>
-FUSELAB_INLINE V sin(V x) {
-  if (has_large_angle(x)) return lane_by_lane(x, [](auto value) { return std::sin(value); });
-  const Angle<V> parts = reduced_angle(x);
-  return choose(x == V{}, x, sine_of(parts.quadrant, parts.angle));  // -0.0 stays -0.0
-}
-template <class V>
-FUSELAB_INLINE V cos(V x) {
-  if (has_large_angle(x)) return lane_by_lane(x, [](auto value) { return std::cos(value); });
-  const Angle<V> parts = reduced_angle(x);
-  return sine_of(parts.quadrant + 1, parts.angle);
-}
-
 // --- through double, or <cmath>
 
 // Returns function(x), computed in double where x is float. Every function of double that is given
@@ -490,6 +480,33 @@ FUSELAB_INLINE V in_double(V x, V y, Function function) {
                                 __builtin_convertvector(other[1], Doubles));
   return joined(__builtin_convertvector(low, Half), __builtin_convertvector(high, Half),
                 std::make_index_sequence<lanes<V>>{});
+}
+// Returns of_angle(x), computed in double where float angles are large, or else in <cmath>.
+template <class V, class OfAngle, class OfLane>
+FUSELAB_INLINE V of_angle(V x, OfAngle of_angle, OfLane of_lane) {
+  if (!has_angle_above(x, largest_angle<V>)) return of_angle(x);
+  if constexpr (is_single<V>) {
+    if (!has_angle_above(x, largest_angle<Doubles>))
+      return in_double(x, [=](auto wide) { return of_angle(wide); });
+  }
+  return lane_by_lane(x, of_lane);
+}
+template <class V>
+FUSELAB_INLINE V sin(V x) {
+  const auto sine = [](auto angle) {
+    const auto parts = reduced_angle(angle);
+    return sine_of(parts.quadrant, parts.angle);
+  };
+  const V found = of_angle(x, sine, [](auto value) { return std::sin(value); });
+  return choose(x == V{}, x, found);  // -0.0 stays -0.0
+}
+template <class V>
+FUSELAB_INLINE V cos(V x) {
+  const auto cosine = [](auto angle) {
+    const auto parts = reduced_angle(angle);
+    return sine_of(parts.quadrant + 1, parts.angle);
+  };
+  return of_angle(x, cosine, [](auto value) { return std::cos(value); });
 }
 // Calls function(value, other) for each lane.
 template <class V, class Function>
