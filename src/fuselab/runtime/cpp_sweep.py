@@ -13,7 +13,7 @@ from fuselab.runtime.cpp_source import CppSource, i64
 from fuselab.runtime.parameters import Struct
 from fuselab.runtime.sweep import Sweep
 
-# Rows that are not wider are computed side by side, one in each lane of a vector.
+# Narrower rows are computed side by side, one in each lane of a vector.
 NARROW = 32
 # Rows that are fewer in a run are not.
 FEW = 8
@@ -103,7 +103,7 @@ def _lanes_are_rows(swept: Sweep) -> bool:
     rows, columns = swept.rows, swept.columns
     if rows.sizes[-1] < FEW <= columns.sizes[-1]:
         return False
-    if columns.numel <= NARROW and rows.sizes[-1] >= min(NARROW, 2 * columns.sizes[-1]):
+    if columns.numel < NARROW and rows.sizes[-1] >= min(NARROW, 2 * columns.sizes[-1]):
         return True
     steps = zip(rows.strides, columns.strides, strict=True)
     return any(along_rows[-1] == 1 < along_columns[-1] for along_rows, along_columns in steps)

@@ -215,6 +215,16 @@ __attribute__((noinline)) void load_transposed(V* square, const Stored<Element>*
     if (with_power_of_two<V>(columns, load_split)) return;
   }
   const int64_t whole = rows_in_whole_vectors<V>(stride, rows, columns);
+  if (whole == lanes<V>) {  // a number of rows that is known leaves them in registers
+    V row_of[lanes<V>];
+#pragma GCC unroll 16
+    for (int64_t row = 0; row < lanes<V>; ++row)
+      row_of[row] = computed<V, Element>(load_as<Elements>(from + row * stride));
+    transpose<lanes<V> / 2>(row_of);
+#pragma GCC unroll 16
+    for (int64_t column = 0; column < lanes<V>; ++column) square[column] = row_of[column];
+    return;
+  }
   for (int64_t row = 0; row < whole; ++row)
     square[row] = computed<V, Element>(load_as<Elements>(from + row * stride));
   for (int64_t row = whole; row < rows; ++row)
@@ -233,8 +243,18 @@ __attribute__((noinline)) void store_transposed(V* square, Stored<Element>* to, 
     };
     if (with_power_of_two<V>(columns, store_joined)) return;
   }
-  transpose<lanes<V> / 2>(square);
   const int64_t whole = rows_in_whole_vectors<V>(stride, rows, columns);
+  if (whole == lanes<V>) {
+    V row_of[lanes<V>];
+#pragma GCC unroll 16
+    for (int64_t column = 0; column < lanes<V>; ++column) row_of[column] = square[column];
+    transpose<lanes<V> / 2>(row_of);
+#pragma GCC unroll 16
+    for (int64_t row = 0; row < lanes<V>; ++row)
+      store_whole<false>(to + row * stride, stored<V, Element>(row_of[row]));
+    return;
+  }
+  transpose<lanes<V> / 2>(square);
   for (int64_t row = 0; row < whole; ++row)
     store_whole<false>(to + row * stride, stored<V, Element>(square[row]));
   for (int64_t row = whole; row < rows; ++row)

@@ -124,14 +124,18 @@ struct Sum {
     }
     FUSELAB_INLINE V result() const { return total + error; }
     FUSELAB_INLINE State last() const { return {last_lane(total), last_lane(error)}; }
+    // The lanes of float numbers, added up in float64 as far as its vectors have fewer.
+    FUSELAB_INLINE Doubles in_doubles() const {
+      float lane[2 * lanes<V>];
+      store<false>(lane, error);
+      store<false>(lane + lanes<V>, total);
+      Doubles sum{};
+      for (int64_t i = 0; i < 2 * lanes<V>; i += lanes<Doubles>) sum += load<Doubles>(lane + i);
+      return sum;
+    }
     FUSELAB_INLINE Scalar<V> across() const {
       if constexpr (std::is_same_v<Scalar<V>, float>) {
-        float lane[2 * lanes<V>];
-        store<false>(lane, error);
-        store<false>(lane + lanes<V>, total);
-        Doubles sum{};
-        for (int64_t i = 0; i < 2 * lanes<V>; i += lanes<Doubles>) sum += load<Doubles>(lane + i);
-        return float(sum_of(sum));
+        return float(sum_of(in_doubles()));
       } else {
         return sum_of(total) + sum_of(error);
       }
@@ -142,6 +146,23 @@ struct Sum {
 };
 template <class V>
 Sum(V) -> Sum<V>;
+
+// The sums of the lanes of terms(0), terms(1), ..., a vector of float64 for each lane of the result.
+template <class Terms>
+__attribute__((noinline, flatten)) Floats sums_across(Terms terms) {
+  float sums[lanes<Floats>];
+  for (int64_t first = 0; first < lanes<Floats>; first += lanes<Doubles>) {
+    Doubles square[lanes<Doubles>];
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < lanes<Doubles>; ++i) square[i] = terms(first + i);
+    transpose<lanes<Doubles> / 2>(square);
+    Doubles sum = square[0];
+#pragma GCC unroll 16
+    for (int64_t i = 1; i < lanes<Doubles>; ++i) sum += square[i];
+    for (int64_t i = 0; i < lanes<Doubles>; ++i) sums[first + i] = float(sum[i]);
+  }
+  return load_as<Floats>(sums);
+}
 
 // The number of terms that are true. A run is counted in lanes as wide as a mask's.
 template <class Mask>
@@ -994,8 +1015,10 @@ class Rows {
       Run<V, operands> run = run_at(squares, before);
       run.last = inner;
       for (int64_t at = 0; at < inner; at += width) {
-        const Place<Extent::part> place(run, at, before + at, smaller(inner - at, width), 0, 0);
-        ::store<false>(to + before + at, body(place));
+        // Lanes behind the last column are 0: other numbers there may take long to compute with.
+        const int64_t count = smaller(inner - at, width);
+        const Place<Extent::part> place(run, at, before + at, count, 0, 0);
+        ::store<false>(to + before + at, choose(first_lanes<Integers<V>>(count), body(place), V{}));
       }
     }
   }
@@ -1197,7 +1220,12 @@ class Rows {
     using Found = decltype(std::get<place>(states[0]).result());
     // Where real numbers have 64 bits, a vector of integers has the type of a mask.
     using Value = std::conditional_t<std::is_same_v<Found, LongIntegers<V>>, Totals<V>, Found>;
-    if constexpr (lane == Lane::column) {
+    using State = std::tuple_element_t<place, States>;
+    if constexpr (lane == Lane::column && std::is_same_v<State, Sum<Floats>::State>) {
+      return PerRow<Value, lane>{sums_across([&](int64_t row) __attribute__((always_inline)) {
+        return row < count_ ? std::get<place>(states[row]).in_doubles() : Doubles{};
+      })};
+    } else if constexpr (lane == Lane::column) {
       Scalar<Found> across[width] = {};
       for (int64_t row = 0; row < count_; ++row) across[row] = std::get<place>(states[row]).across();
       return PerRow<Value, lane>{Value{load_as<Found>(across)}};
@@ -1233,8 +1261,9 @@ class Rows {
   template <Walked how, class Kernel, class Visit>
   __attribute__((noinline, flatten)) void walk(int64_t begin, int64_t end, Kernel kernel,
                                                Visit visit) const {
-    // 64 vectors of a row; or a few columns, with the strips side by side in memory.
-    constexpr int64_t longest = lane == Lane::column ? 64 * width : 16;
+    // 64 vectors of a row; or a few columns, with the strips side by side in memory, or more of them
+    // where it is columns that lie so.
+    const int64_t longest = lane == Lane::column ? 64 * width : is_direct() ? 16 : 64;
     if (begin == end) return;  // a loop of columns may have the size 0
     if constexpr (how.by_stretch && lane == Lane::row) {
       if (is_window() && end - begin == loops_.columns) return walk_windows(kernel, visit);
@@ -1482,14 +1511,20 @@ class Rows {
   Run<V, operands> run_ = {{}, 0, 1, 0, nullptr, 0};  // a single column
 };
 
+// Whether threads share the columns of blocks, of which there are too few for all of them.
+template <class Real, Lane lane, int operands>
+bool shares_columns(const Loops<operands>& loops, const Blocks<Real, lane, operands>& blocks) {
+  const int64_t block_elements = smaller(loops.rows, blocks.rows_per_block) * loops.columns;
+  return blocks.count < 16 && block_elements >= columns_to_share;
+}
+
 // Calls body(rows) for every block of rows.
 template <class Real, Lane lane, int operands, class Body>
 void sweep(const Loops<operands>& loops, Body body, bool may_share = true, int64_t every = 1) {
   using Block = Rows<Real, lane, operands>;
   if (loops.rows == 0) return;
   const Blocks<Real, lane, operands> blocks(loops, every);
-  const int64_t block_elements = smaller(loops.rows, blocks.rows_per_block) * loops.columns;
-  if (may_share && blocks.count < 16 && block_elements >= columns_to_share) {
+  if (may_share && shares_columns(loops, blocks)) {
     for (int64_t block = 0; block < blocks.count; ++block) body(Block(loops, blocks, block, true));
     finish_streaming();
     return scratch_of_thread().release_if_large();
@@ -1684,20 +1719,20 @@ struct ColumnValues {
   }
 };
 
-// Calls body(rows, column_value) for every block of rows of a kernel without reductions.
-// column_value(f) is f(at) once per column, if the operands that it reads are the same in all rows.
+// Calls body(rows, column_value) for every block of rows. column_value(f) is f(at) once per column, if
+// the operands that it reads are the same in all rows.
 constexpr int64_t rows_to_share = 4;            // from so many on, storing a value pays
 constexpr int64_t most_columns_stored = 1 << 14;  // whose values remain in the cache
 template <class Real, Lane lane, int operands, class... Elements, int... place, class Body>
-void for_each_with_columns(const Loops<operands>& loops, std::tuple<Array<place, Elements>...>,
-                           Body body) {
+void sweep_with_columns(const Loops<operands>& loops, std::tuple<Array<place, Elements>...>,
+                        Body body) {
   const auto is_same = [&](const int64_t* step) {
     return (step[0] | step[1] | step[2] | step[3]) == 0;
   };
   if constexpr (lane == Lane::column) {
+    const Blocks<Real, lane, operands> blocks(loops);
     if (loops.rows >= rows_to_share && loops.columns <= most_columns_stored &&
-        (is_same(loops.strides[place]) && ...)) {
-      const Blocks<Real, lane, operands> blocks(loops);
+        !shares_columns(loops, blocks) && (is_same(loops.strides[place]) && ...)) {
 #pragma omp parallel if (loops.rows * loops.columns >= elements_for_threads)
       {
         static thread_local ColumnValues<Real> values;
