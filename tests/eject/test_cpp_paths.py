@@ -253,7 +253,7 @@ def test_elements_that_lie_backwards(run, columns, dtype):
 @pytest.mark.parametrize("shape", [(40, 7), (300, 70), (3, 20_000), (0, 9)], ids=str)
 @pytest.mark.parametrize(
     ("function", "words"),
-    [(spread, "for_each_with_columns<"), (shifted, "at.add(grad_bias_sum, ")],
+    [(spread, "sweep_with_columns<"), (shifted, "at.add(grad_bias_sum, ")],
     ids=["spread", "shifted"],
 )
 def test_a_value_of_a_whole_column(package, run, function, words, shape):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from fuselab.ejection.cpp_text import (
     FRAME,
@@ -57,6 +57,7 @@ from fuselab.ejection.plan import KernelPlan, Namer, Operand, with_code
 from fuselab.errors import EjectError
 
 MOST_PHASES = 8  # in which rows are taken where their positions are divided
+SWEEP = "sweep<Real, lane>(loops"  # the beginning of the call that sweeps
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "not"})
 # What positions take without becoming vectors (cpu_positions.h).
 _OF_POSITIONS = frozenset({"add", "sub", "mul", "neg", "intdiv", *CPP_INTEGERS})
@@ -205,12 +206,7 @@ class _Kernel:
             self.indent -= 1
             self.write("});")
         elif same := self.same_across_rows():
-            read = ", ".join(self.read_by(same))
-            self.open(f"for_each_with_columns<Real, lane>(loops, std::tuple{{{read}}},")
-            self.write("[&](const auto& rows, const auto& column_value) {")
-            for value in same:
-                self.hoist_formula(value, "column_value(")
-                self.known[value] = f"at({self.names[value]})"
+            self.open_with_columns(same)
             self.store(self.stored(True), "rows.each(")
             self.indent -= 1
             self.write("});")
@@ -229,46 +225,73 @@ class _Kernel:
         found = guards_of(list(self.plan.stores.values()))
         return found if any(self.plan.axes_of(one) & inner for one in found.values()) else {}
 
+    def largest(self, is_wanted: Callable[[Apply], bool]) -> list[Apply]:
+        """Return the largest values of the kernel that are wanted, each once."""
+        found: dict[Apply, None] = {}
+        seen: set[Expression] = set()
+        stack = list(self.plan.stores.values())[::-1]
+        while stack:
+            one = stack.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            if isinstance(one, Apply) and is_wanted(one):
+                found[one] = None
+            else:
+                stack += reversed(children(one))
+        return list(found)
+
     def same_along_rows(self) -> list[Apply]:
         """Return the largest values of a kernel without reductions that take long and do not depend
         on the innermost dimension: a layout of memory in which it is innermost, too, computes them
         once for each run of it."""
-        found: dict[Apply, None] = {}
         innermost = frozenset(self.plan.kernel.row_axes[-1:])
 
-        def visit(one: Expression) -> None:
-            if self.plan.axes_of(one) & innermost or not isinstance(one, Apply):
-                for child in children(one):
-                    visit(child)
-            elif not is_number(one) and any(
-                takes_long(part) or compares_integers(part) for part in walk([one])
-            ):
-                found[one] = None
+        def is_wanted(one: Apply) -> bool:
+            if self.plan.axes_of(one) & innermost:
+                return False
+            parts = walk([one])
+            is_slow = any(takes_long(part) or compares_integers(part) for part in parts)
+            return is_slow and not is_number(one)
 
-        for one in self.plan.stores.values() if innermost else ():
-            visit(one)
-        return list(found)
+        return self.largest(is_wanted) if innermost else []
 
     def same_across_rows(self) -> list[Apply]:
         """Return the values of a kernel without reductions that take long and depend on the
         innermost dimension, but not on all: a layout of memory in which it is innermost, too,
         computes them once for each column."""
-        found: dict[Apply, None] = {}
         axes = frozenset(self.plan.kernel.row_axes)
         innermost = frozenset(self.plan.kernel.row_axes[-1:])
 
-        def visit(one: Expression) -> None:
+        def is_wanted(one: Apply) -> bool:
             own = self.plan.axes_of(one)
             is_of_columns = own != axes and bool(own & innermost)
-            if is_of_columns and takes_long(one) and isinstance(one, Apply) and one.kind == "float":
-                found[one] = None
-            else:
-                for child in children(one):
-                    visit(child)
+            return is_of_columns and takes_long(one) and one.kind == "float"
 
-        for one in self.plan.stores.values():
-            visit(one)
-        return list(found)
+        return self.largest(is_wanted)
+
+    def of_columns(self) -> list[Apply]:
+        """Return the values of a kernel with reductions that take long and are the same in all of
+        its rows."""
+        columns = frozenset(self.plan.kernel.column_axes)
+
+        def is_wanted(one: Apply) -> bool:
+            own = self.plan.axes_of(one)
+            is_of_columns = bool(own) and own <= columns and takes_long(one)
+            if not is_of_columns or one.kind != "float":
+                return False
+            return not any(isinstance(part, Reduced) for part in walk([one]))
+
+        return self.largest(is_wanted)
+
+    def open_with_columns(self, values: Sequence[Apply]) -> None:
+        """Write the head of a loop in which values are computed once for each column."""
+        read = ", ".join(self.read_by(values))
+        self.open(f"sweep_with_columns<Real, lane>(loops, std::tuple{{{read}}},")
+        self.write("[&](const auto& rows, const auto& column_value) {")
+        for value in values:
+            self.hoist_formula(value, "column_value(")
+            self.known[value] = f"at({self.names[value]})"
 
     def read_by(self, values: Sequence[Expression]) -> list[str]:
         """Return the arrays that the values are computed from."""
@@ -280,6 +303,9 @@ class _Kernel:
         arrays = [self.arrays[one] for one in self.plan.stored if one.node in self.plan.sums]
         if not arrays:
             walk = "sweep_in_order<Real, lane>(loops" if self.plan.scans else self.in_phases()
+            if walk == SWEEP and (values := self.of_columns()):
+                self.open_with_columns(values)
+                return
             self.open(f"{walk}, [&](const auto& rows) {{")
             return
         parameters = ["const auto& rows"]
@@ -314,7 +340,7 @@ class _Kernel:
             if 1 < divisor <= MOST_PHASES:
                 types = f"{divisor}, Real, lane"
                 return f"sweep_in_phases<{types}>(loops, {self.array(position)}"
-        return "sweep<Real, lane>(loops"
+        return SWEEP
 
     def swept(self) -> list[list[Reduced]]:
         """Return the reductions of each sweep over the columns, in the order of the sweeps."""
@@ -341,7 +367,7 @@ class _Kernel:
         seen: set[Expression] = set()  # in this sweep
 
         def visit(one: Expression) -> None:
-            if one in seen:
+            if one in seen or one in self.known:
                 return
             seen.add(one)
             if isinstance(one, Apply) and one in computed and self.is_slow(one, chosen):
