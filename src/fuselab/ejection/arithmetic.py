@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from fuselab.ejection.graph_nodes import FxNode, arguments_of
 from fuselab.ejection.loops import Along, Constant, Node, Pointwise
 from fuselab.ejection.moments import Moments
-from fuselab.ejection.steps import FxNode, arguments_of, kind_of, number_of
+from fuselab.ejection.steps import kind_of, number_of
 
 aten = torch.ops.aten
 

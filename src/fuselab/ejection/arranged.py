@@ -8,6 +8,7 @@ from typing import Any
 import sympy
 
 from fuselab.ejection.calls import source_line
+from fuselab.ejection.graph_nodes import FxNode, arguments_of, expression_of
 from fuselab.ejection.joined_rows import is_reduced
 from fuselab.ejection.kernels import ancestors
 from fuselab.ejection.loops import (
@@ -22,15 +23,7 @@ from fuselab.ejection.loops import (
     View,
 )
 from fuselab.ejection.parts import regrouped, unexpanded
-from fuselab.ejection.steps import (
-    FxNode,
-    Sizes,
-    arguments_of,
-    expression_of,
-    inserted,
-    kind_of,
-    number_of,
-)
+from fuselab.ejection.steps import Sizes, inserted, kind_of, number_of
 from fuselab.ejection.windows import Pooling
 
 BORDER_SHARE = 8  # a border is at most one part in so many of a dimension
@@ -82,22 +75,9 @@ class Arrangements(Pooling):
     # --- parts of tensors
 
     def op_slice(self, node: FxNode) -> Node:
-        arguments = arguments_of(node)
         source: Node = self.known[node.args[0]]
-        dim = arguments.get("dim", 0) % len(source.sizes)
-        start, step = arguments.get("start"), arguments.get("step", 1)
-        start = self.start(node, start, source.sizes[dim])
-        return self.parts.cut(source, dim, start, self.sizes_of(node)[dim], step)
-
-    def start(self, node: FxNode, start: Any, size: sympy.Expr) -> sympy.Expr:
-        """Return where a slice begins, counted from the front."""
-        if start is None:
-            return sympy.Integer(0)
-        expression = self.exact(expression_of(number_of(start)))
-        hint = self.hint(expression)
-        if hint < 0:
-            return self.exact(size + expression)
-        return size if hint > self.hint(size) else expression
+        dim, [(start, step, length)] = self.regions_of(node)
+        return self.parts.cut(source, dim, start, length, step)
 
     def op_select(self, node: FxNode) -> Node:
         source: Node = self.known[node.args[0]]
@@ -121,14 +101,10 @@ class Arrangements(Pooling):
 
     def op_split(self, node: FxNode) -> tuple[Node, ...]:
         source: Node = self.known[node.args[0]]
-        dim = arguments_of(node).get("dim", 0) % len(source.sizes)
-        start: sympy.Expr = sympy.Integer(0)
-        parts = []
-        for part in node.meta["val"]:
-            size = self.exact(expression_of(part.shape[dim]))
-            parts.append(self.parts.cut(source, dim, start, size, 1))
-            start = self.exact(start + size)
-        return tuple(parts)
+        dim, regions = self.regions_of(node)
+        return tuple(
+            self.parts.cut(source, dim, start, length, step) for start, step, length in regions
+        )
 
     op_split_with_sizes = op_split
 

@@ -14,9 +14,10 @@ from typing import Any
 import sympy
 
 from fuselab.ejection.calls import source_line
+from fuselab.ejection.graph_nodes import FxNode, arguments_of
 from fuselab.ejection.loops import Along, Call, Choice, Constant, Node, Size, View
 from fuselab.ejection.parts import regrouped
-from fuselab.ejection.steps import FxNode, Steps, arguments_of, number_of
+from fuselab.ejection.steps import Steps, number_of
 from fuselab.ejection.stored import constant_of
 
 ONE = sympy.Integer(1)

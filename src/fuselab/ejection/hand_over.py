@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import sympy
 
 from fuselab.ejection.functions import CPP_DIVISIONS, CPP_SLOW
-from fuselab.ejection.kernels import Kernel, schedule
+from fuselab.ejection.kernels import Kernel
 from fuselab.ejection.loops import Node, Pointwise, Reduction, operands_of
+from fuselab.ejection.row_functions import scheduled
 from fuselab.ejection.row_sums import SummingKernel, with_row_sums
 from fuselab.ejection.stored import numel
 
@@ -28,7 +29,7 @@ def with_handed_over(
     wanted = _shared(with_row_sums(kernels), hints)
     if not wanted:
         return list(kernels)
-    handing = schedule([*results, *wanted], hints)
+    handing = scheduled([*results, *wanted], hints)
     is_better = len(handing) == len(kernels) and _loads(handing) <= _loads(kernels)
     return handing if is_better else list(kernels)
 

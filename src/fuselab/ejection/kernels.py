@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import sympy
@@ -235,10 +235,17 @@ class Kernel:
 class Evaluation:
     """Computes the expressions of nodes over a kernel's axes."""
 
-    def __init__(self, binding: Binding, members: Sequence[Member], stored: frozenset[Node]):
+    def __init__(
+        self,
+        binding: Binding,
+        members: Sequence[Member],
+        stored: frozenset[Node],
+        apart: Container[Node] = (),
+    ):
         self.binding = binding
         self.members = {member.node: member for member in members}
         self.stored = stored  # nodes that other kernels or PyTorch compute
+        self.apart = apart  # nodes that are read at other places than their own from memory alone
         self.known: dict[tuple[Node, Index], Expression] = {}
         self.names: dict[Expression, str] = {}
         self.users_names: set[Expression] = set()
@@ -257,6 +264,8 @@ class Evaluation:
     def _at(self, node: Node, index: Index) -> Expression:
         if node in self.stored and node not in self.members:
             return self._loaded(node, index)
+        if node in self.apart and node in self.members:
+            self.binding.unify(index, self.members[node].index)
         if isinstance(node, (Window, Regrouped)):
             return self._loaded(node, index)
         if isinstance(node, Piece):
@@ -347,8 +356,9 @@ def _full(node: Reduction, member: Member) -> Index:
 class Scheduler:
     """Puts nodes into kernels, one after the other, each with what it shares most bytes with."""
 
-    def __init__(self, hints: Mapping[sympy.Symbol, int]):
+    def __init__(self, hints: Mapping[sympy.Symbol, int], apart: Container[Node] = ()):
         self.hints = hints
+        self.apart = apart
         self.kernels: list[Kernel] = []
         self.needs: list[set[int]] = []  # of each kernel, the kernels that it reads from
 
@@ -460,7 +470,7 @@ class Scheduler:
             index += tuple(binding.fresh(node.source.sizes[dim]) for dim in node.dims)
         member = Member(node, index)
         members = (*kernel.members, member)
-        evaluation = Evaluation(binding, members, stored)
+        evaluation = Evaluation(binding, members, stored, self.apart)
         wanted = self._value(evaluation, member)
         if not kernel.members:
             rows = index[: len(node.sizes)]
@@ -536,7 +546,7 @@ class Scheduler:
         """Return the kernel with the values of its members, under its final binding."""
         binding = Binding(self.hints, kernel.bound)
         members = tuple(replace(one, index=binding.resolved(one.index)) for one in kernel.members)
-        evaluation = Evaluation(binding, members, stored)
+        evaluation = Evaluation(binding, members, stored, self.apart)
         values = {member.node: self._value(evaluation, member) for member in members}
         return replace(
             kernel,
@@ -560,8 +570,8 @@ def _flat(index: Index) -> tuple[Axis, ...]:
     return tuple(axis for axes in index for axis in axes)
 
 
-def ancestors(node: Node) -> Iterator[Node]:
-    """Yield the nodes that ``node`` is computed from, and itself."""
+def ancestors(node: Node, stored: Container[Node] = ()) -> Iterator[Node]:
+    """Yield the nodes that ``node`` is computed from, and itself, up to those that are stored."""
     seen: set[Node] = set()
     stack = [node]
     while stack:
@@ -569,7 +579,7 @@ def ancestors(node: Node) -> Iterator[Node]:
         if one not in seen:
             seen.add(one)
             yield one
-            stack += operands_of(one)
+            stack += () if one in stored else operands_of(one)
 
 
 def in_order(results: Sequence[Node]) -> list[Node]:
@@ -587,12 +597,16 @@ def in_order(results: Sequence[Node]) -> list[Node]:
     return list(order)
 
 
-def schedule(results: Sequence[Node], hints: Mapping[sympy.Symbol, int]) -> list[Kernel]:
+def schedule(
+    results: Sequence[Node], hints: Mapping[sympy.Symbol, int], apart: Sequence[Node] = ()
+) -> list[Kernel]:
     """Return the kernels that compute ``results``, in an order in which they can run.
 
     Results and reductions are computed once each. Everything else is computed where it is read, but
-    for what a reduction with too many loops goes over.
+    for what a reduction with too many loops goes over, and what is given as ``apart``: a kernel
+    that reads such a node at other places than its own reads what another one has stored.
     """
+    results = [*results, *apart]
     order = in_order(results)
     whole: set[Node] = {node for node in results if isinstance(node, Pieces)}
     wanted = {node for node in results if not isinstance(node, (Pieces, Constant))}
@@ -607,7 +621,7 @@ def schedule(results: Sequence[Node], hints: Mapping[sympy.Symbol, int]) -> list
                 (whole if isinstance(operand, Pieces) else wanted).add(operand)
     wanted |= {leaf for node in whole for leaf in leaves(node) if constant_of(leaf) is None}
     wanted = {node for node in wanted if not isinstance(node, (Input, Call))}
-    scheduler = Scheduler(hints)
+    scheduler = Scheduler(hints, frozenset(apart))
     stored: set[Node] = set()
     for node in order:
         if isinstance(node, Reduction) and scheduler.is_too_deep(node, frozenset(stored)):

@@ -11,9 +11,10 @@ import sympy
 from fuselab.ejection.arranged import Arrangements
 from fuselab.ejection.calls import source_line
 from fuselab.ejection.capture import user_name
+from fuselab.ejection.graph_nodes import FxNode, arguments_of, expression_of
 from fuselab.ejection.loops import Constant, Node, Pointwise, Reduction, Size, View
 from fuselab.ejection.parts import regrouped
-from fuselab.ejection.steps import FxNode, Sizes, arguments_of, expression_of, inserted, number_of
+from fuselab.ejection.steps import Sizes, inserted, number_of
 from fuselab.ejection.two_steps import LEAST_AREA, in_two_steps
 
 
@@ -46,7 +47,8 @@ class Moments(Arrangements):
         keepdim = bool(arguments.get("keepdim", False))
         correction = arguments.get("correction", 1)
         correction = 1 if correction is None else correction
-        variance, mean = self.moments_of(node, source, dims, correction)
+        in_parts = self.in_parts(node, source, dims)
+        variance, mean = self.moments_of(node, in_parts, dims, correction)
         if keepdim:
             return variance, mean
         dropped = tuple(size for dim, size in enumerate(source.sizes) if dim not in dims)

@@ -20,13 +20,15 @@ from fuselab.ejection.capture import (
 from fuselab.ejection.definitions import definitions_in_formulas, definitions_in_kernels
 from fuselab.ejection.exact_sizes import exact_size
 from fuselab.ejection.hand_over import with_handed_over
-from fuselab.ejection.kernels import Kernel, in_order, schedule, without_floors
+from fuselab.ejection.kernels import Kernel, in_order, without_floors
 from fuselab.ejection.loops import SAME, Call, Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
 from fuselab.ejection.plan import KernelPlan, Namer, Sizes, kernel_name, planned
+from fuselab.ejection.read_apart import with_values_read_apart
 from fuselab.ejection.residuals import Residual, with_outputs, with_residuals
 from fuselab.ejection.returned import Returned
 from fuselab.ejection.roundings import coarsest_rounding
+from fuselab.ejection.row_functions import scheduled
 from fuselab.ejection.row_sums import SummingKernel, with_row_sums
 from fuselab.ejection.stored import behind_calls, leaves
 from fuselab.ejection.taken import tensors_in
@@ -357,17 +359,18 @@ def planned_package(
         program, residuals = with_residuals(program, captured, [*taken, *upstream, *output_names])
     names |= {one.node: one.kept.name for one in residuals}
     results = [*program.outputs, *(one.node for one in residuals)]
-    kernels = list(map(SummingKernel, in_running_order(schedule(results, captured.hints))))
+    kernels = list(map(SummingKernel, in_running_order(scheduled(results, captured.hints))))
     forward = _plans(kernel_name(name), kernels, results, captured, sizes, names)
     for argument, gradient in zip(captured.arguments, program.gradients, strict=True):
         if gradient is not None:
             names.setdefault(gradient, f"grad_{argument.name}")
     gradients = [node for node in program.gradients if node is not None]
-    ordered = in_running_order(schedule(gradients, captured.hints))
+    ordered = in_running_order(scheduled(gradients, captured.hints))
     label = f"{name}_backward"
     kernels = list(map(SummingKernel, ordered))
     backward = _plans(label, kernels, gradients, captured, sizes, names)
-    handing = in_running_order(with_handed_over(gradients, ordered, captured.hints))
+    handing = with_handed_over(gradients, ordered, captured.hints)
+    handing = in_running_order(with_values_read_apart(gradients, handing, captured.hints))
     cpp_kernels = with_row_sums(handing, to_pointwise=True)
     cpp_backward = backward
     if handing != ordered or any(one.sums for one in cpp_kernels):

@@ -13,25 +13,27 @@ from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 from fuselab.ejection.calls import at_line, source_line
 from fuselab.ejection.capture import is_user_named, user_name
 from fuselab.ejection.exact_sizes import floored, in_example, with_symbols
+from fuselab.ejection.graph_nodes import FxNode, arguments_of, expression_of, packet_of
 from fuselab.ejection.integers import Integers
 from fuselab.ejection.loops import (
     Constant,
     Index,
     Kind,
     Node,
+    Pieces,
     Pointwise,
     Rearrangement,
     Reduction,
     Size,
     View,
 )
-from fuselab.ejection.parts import Parts
+from fuselab.ejection.parts import MOST_REDUCED, Parts, Region
+from fuselab.ejection.read_in_parts import slices_read
 from fuselab.ejection.two_steps import by_rows, in_two_steps, row_by_row
 from fuselab.errors import EjectError
 
 _QUANTIZED = (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 Sizes = Sequence[sympy.Expr]
-FxNode = Any  # torch.fx.Node, whose arguments are typed as a union of twenty types
 
 
 class Steps:
@@ -108,12 +110,65 @@ class Steps:
         dims, keepdim = self.reduced_dims(node)
         if not dims:  # the sum of a 0-d tensor
             return self.converted(node, source, kind)
+        source = self.in_parts(node, source, dims)
         whole = Reduction(**common, function=function, source=source, dims=dims, keepdim=keepdim)
         if self.is_last(node, whole):
             whole = in_two_steps(whole, self.hint)
         whole = row_by_row(by_rows(whole, self.reduced), self.hint)
         self.reduced.add((tuple(source.sizes), dims))
         return self.converted(node, self.parts.reduction(whole), kind)
+
+    def in_parts(self, node: FxNode, source: Node, dims: Sequence[int]) -> Node:
+        """Return what a reduction reduces as put together from its slices, where these are how all
+        that is computed from the reduction is read."""
+        if node not in self.forward or isinstance(source, Pieces):
+            return source
+        for dim in dims:
+            found = slices_read(node, dim, node.args[0].meta["val"].shape[dim], self.forward)
+            regions = list(dict.fromkeys(one for cut in found for one in self.regions_of(cut)[1]))
+            regions.sort(key=lambda region: self.hint(region[0]))
+            if self.are_equal_parts(regions, source.sizes[dim]):
+                values = [
+                    self.parts.cut(source, dim, start, length, step)
+                    for start, step, length in regions
+                ]
+                common = {"name": source.name, "sizes": source.sizes, "kind": source.kind}
+                return self.parts.joined({**common, "line": source.line}, dim, values)
+        return source
+
+    def are_equal_parts(self, regions: Sequence[Region], size: sympy.Expr) -> bool:
+        """Return whether regions of a dimension, in order, have one size and fill it."""
+        starts = [start for start, _, _ in regions]
+        ends = [self.exact(start + length) for start, _, length in regions]
+        forms = {(step, length) for _, step, length in regions}
+        is_whole = [sympy.Integer(0), *ends] == [*starts, size]
+        is_equal = len(forms) == 1 and forms.pop()[0] == 1
+        return is_whole and is_equal and 1 < len(regions) <= MOST_REDUCED
+
+    def regions_of(self, node: FxNode) -> tuple[int, list[Region]]:
+        """Return the dimension that a node slices or splits, and what it takes of it."""
+        arguments = arguments_of(node)
+        sizes = self.sizes_of(node.args[0])
+        dim = arguments.get("dim", 0) % len(sizes)
+        if packet_of(node) is torch.ops.aten.slice:
+            start = self.start(node, arguments.get("start"), sizes[dim])
+            return dim, [(start, arguments.get("step", 1), self.sizes_of(node)[dim])]
+        start, regions = sympy.Integer(0), []
+        for part in node.meta["val"]:
+            length = self.exact(expression_of(part.shape[dim]))
+            regions.append((start, 1, length))
+            start = self.exact(start + length)
+        return dim, regions
+
+    def start(self, node: FxNode, start: Any, size: sympy.Expr) -> sympy.Expr:
+        """Return where a slice begins, counted from the front."""
+        if start is None:
+            return sympy.Integer(0)
+        expression = self.exact(expression_of(number_of(start)))
+        hint = self.hint(expression)
+        if hint < 0:
+            return self.exact(size + expression)
+        return size if hint > self.hint(size) else expression
 
     def is_last(self, node: FxNode, whole: Reduction) -> bool:
         """Return whether no elements are computed from a reduction, and none like it goes over the
@@ -184,11 +239,6 @@ class Steps:
         return self.converted(node, source, kind_of(node.meta["val"].dtype))
 
 
-def expression_of(size: Any) -> sympy.Expr:
-    """Return a size, an int or a SymInt, as a sympy expression."""
-    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(int(size))
-
-
 def _float32(number: float) -> float:
     return torch.tensor(number, dtype=torch.float32).item()
 
@@ -217,13 +267,6 @@ def kind_of(dtype: torch.dtype) -> Kind:
     if dtype.is_complex or dtype in _QUANTIZED:
         raise EjectError(f"no kernel computes with {dtype}")
     return "int"
-
-
-def arguments_of(node: FxNode) -> dict[str, Any]:
-    """Return a node's arguments by their names in the operator's schema."""
-    schema = node.target._schema
-    names = [argument.name for argument in schema.arguments]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def number_of(argument: Any) -> Any:

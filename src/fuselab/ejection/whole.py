@@ -21,7 +21,8 @@ from torch.utils import _pytree as pytree
 
 from fuselab.ejection.calls import at_line
 from fuselab.ejection.capture import user_name
-from fuselab.ejection.kernels import Binding, Evaluation, equal, product, schedule
+from fuselab.ejection.graph_nodes import FxNode
+from fuselab.ejection.kernels import Binding, Evaluation, equal, product
 from fuselab.ejection.loops import (
     Axis,
     Call,
@@ -48,7 +49,7 @@ from fuselab.ejection.package import (
     names_between,
 )
 from fuselab.ejection.plan import KernelPlan, Sizes, planned
-from fuselab.ejection.steps import FxNode
+from fuselab.ejection.row_functions import scheduled
 from fuselab.ejection.stored import memory_of
 from fuselab.errors import EjectError
 from fuselab.runtime.chain import MOST_COLUMNS
@@ -239,7 +240,7 @@ def planned_whole(
     outputs = formulas.returned.names(taken)
     program = each_of_its_own(lower(captured, (), _WithProducts), outputs, captured)
     names: dict[Node, str] = dict(zip(program.outputs, outputs, strict=True))
-    kernels = in_running_order(schedule(program.outputs, captured.hints))
+    kernels = in_running_order(scheduled(program.outputs, captured.hints))
     found = [memory_of(load.tensor) for kernel in kernels for load in kernel.loads()]
     products = list(dict.fromkeys(one for one in found if isinstance(one, Product)))
     if not products:

@@ -17,9 +17,10 @@ import sympy
 from fuselab.ejection.calls import source_line
 from fuselab.ejection.capture import user_name
 from fuselab.ejection.chosen import ChosenElements
+from fuselab.ejection.graph_nodes import FxNode, arguments_of
 from fuselab.ejection.loops import Constant, Node, Reduction, View
 from fuselab.ejection.parts import regrouped
-from fuselab.ejection.steps import FxNode, arguments_of, number_of
+from fuselab.ejection.steps import number_of
 
 # The most windows over an element whose gradients a kernel gathers, by their dimensions; of more,
 # gathering is slower than PyTorch's scattering on a CPU.

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import sympy
 
 from fuselab.ejection.equal_sizes import hint_of
+from fuselab.ejection.graph_nodes import expression_of
 from fuselab.ejection.package import Package
-from fuselab.ejection.steps import expression_of
 from fuselab.runtime.signature import sum_of_products
 
 _SMALLER = (16, 256)  # the shares of the example's elements

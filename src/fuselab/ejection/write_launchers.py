@@ -15,12 +15,12 @@ import torch
 
 from fuselab.ejection import emit_cuda, emit_triton
 from fuselab.ejection.followed_dtypes import dtype_texts, dtypes_of_calls, dtypes_of_kernels
+from fuselab.ejection.graph_nodes import expression_of
 from fuselab.ejection.held import Held
 from fuselab.ejection.loops import SAME, Call, Node, Pieces, Pointwise, Reduction, operands_of
 from fuselab.ejection.package import Package
 from fuselab.ejection.pairs import pairs_of
 from fuselab.ejection.plan import KernelPlan, with_code
-from fuselab.ejection.steps import expression_of
 from fuselab.ejection.stored import (
     behind_calls,
     constant_of,

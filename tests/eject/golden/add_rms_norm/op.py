@@ -99,7 +99,7 @@ def _backward(
     width = x.shape[2]
     grad_hidden, grad_normed = grad_output
     compute = arithmetic_dtype(grad_hidden, grad_normed, x, residual, weight)
-    mean = torch.empty((batch, length, 1), dtype=compute, device=grad_hidden.device)
+    scale = torch.empty((batch, length, 1), dtype=compute, device=grad_hidden.device)
     grad_x = torch.empty_like(x)
     grad_residual = torch.empty_like(residual) if needs[1] else grad_x
     swept = Sweep(
@@ -112,7 +112,7 @@ def _backward(
             (weight, "width"),
         ],
         written=[
-            (mean, "batch length 1"),
+            (scale, "batch length 1"),
             (grad_x, "batch length width"),
             (grad_residual, "batch length width"),
         ],
@@ -125,13 +125,13 @@ def _backward(
         read=[
             (grad_normed, "batch length width"),
             (hidden, "batch length width"),
-            (mean, "batch length 1"),
+            (scale, "batch length 1"),
         ],
         written=[
             (grad_weight, "width"),
         ],
     )
-    sweeps.run("add_rms_norm_backward_grad_weight", swept, compute, (width,))
+    sweeps.run("add_rms_norm_backward_grad_weight", swept, compute)
     return (
         grad_x if needs[0] else None,
         grad_residual if needs[1] else None,

@@ -111,19 +111,18 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_kernel(
   }
 }
 
-// Computes layer_norm_total, layer_norm_squares, grad_residual, grad_x. Rows: batch, length;
-// columns: width. Rows that do not fit in registers are read 4 times.
+// Computes layer_norm_mean, layer_norm, grad_residual, grad_x. Rows: batch, length; columns: width.
+// Rows that do not fit in registers are read 4 times.
 template <class Tile, class Real, class X, class DropoutKept, class Residual, class GradOutput,
-          class Weight, class LayerNormTotal, class LayerNormSquares, class GradResidual, class
-          GradX>
+          class Weight, class LayerNormMean, class LayerNorm, class GradResidual, class GradX>
 __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_kernel(
     const typename X::type* __restrict__ x_pointer,
     const typename DropoutKept::type* __restrict__ dropout_kept_pointer,
     const typename Residual::type* __restrict__ residual_pointer,
     const typename GradOutput::type* __restrict__ grad_output_pointer,
     const typename Weight::type* __restrict__ weight_pointer,
-    typename LayerNormTotal::type* __restrict__ layer_norm_total_pointer,
-    typename LayerNormSquares::type* __restrict__ layer_norm_squares_pointer,
+    typename LayerNormMean::type* __restrict__ layer_norm_mean_pointer,
+    typename LayerNorm::type* __restrict__ layer_norm_pointer,
     typename GradResidual::type* __restrict__ grad_residual_pointer,
     typename GradX::type* __restrict__ grad_x_pointer,
     const __grid_constant__ Loops<9> loops) {
@@ -134,7 +133,7 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_kerne
   const Kept<Residual, Tile> residual_tile(tile, residual_pointer, loops.strides[2]);
   const Kept<GradOutput, Tile> grad_output_tile(tile, grad_output_pointer, loops.strides[3]);
   const Loaded<Weight, Tile> weight_tile(tile, weight_pointer, loops.strides[4]);
-  Reduction<0, Sum, Real, Tile> layer_norm_total_2;
+  Reduction<0, Sum, Real, Tile> layer_norm_total;
   Reduction<2, Sum, Real, Tile> sum_1;
 #pragma unroll Tile::unrolled
   for (int k = 0; k < tile.packs(); ++k) {
@@ -155,18 +154,18 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_kerne
       const Real weight = widened<Real>(weight_pack.element[i]);
       const Real mul_30 = grad_output * weight;
       if (pack.has(i)) {
-        layer_norm_total_2.add(i, hidden);
+        layer_norm_total.add(i, hidden);
         sum_1.add(i, mul_30);
       }
     }
   }
-  reduce(tile, layer_norm_total_2, sum_1);
-  Real div_of_row[Tile::rows];
+  reduce(tile, layer_norm_total, sum_1);
+  Real layer_norm_mean_2[Tile::rows];
 #pragma unroll
   for (int r = 0; r < Tile::rows; ++r) {
-    div_of_row[r] = layer_norm_total_2[r] / columns;
+    layer_norm_mean_2[r] = layer_norm_total[r] / columns;
   }
-  Reduction<1, Sum, Real, Tile> layer_norm_squares_2;
+  Reduction<1, Sum, Real, Tile> layer_norm_squares;
 #pragma unroll Tile::unrolled
   for (int k = 0; k < tile.packs(); ++k) {
     const auto pack = tile.pack(k);
@@ -181,15 +180,15 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_kerne
       const Real dropout = Real(dropout_kept);
       const Real residual = widened<Real>(residual_pack.element[i]);
       const Real hidden = ((x * dropout) * Real(1.1111111111111112)) + residual;
-      const Real sub_23 = hidden - div_of_row[r];
-      if (pack.has(i)) layer_norm_squares_2.add(i, sub_23 * sub_23);
+      const Real sub_23 = hidden - layer_norm_mean_2[r];
+      if (pack.has(i)) layer_norm_squares.add(i, sub_23 * sub_23);
     }
   }
-  reduce(tile, layer_norm_squares_2);
-  Real layer_norm[Tile::rows];
+  reduce(tile, layer_norm_squares);
+  Real layer_norm_2[Tile::rows];
 #pragma unroll
   for (int r = 0; r < Tile::rows; ++r) {
-    layer_norm[r] = rsqrt((layer_norm_squares_2[r] / columns) + Real(1e-05));
+    layer_norm_2[r] = rsqrt((layer_norm_squares[r] / columns) + Real(1e-05));
   }
   Reduction<3, Sum, Real, Tile> sum_2;
 #pragma unroll Tile::unrolled
@@ -211,20 +210,20 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_kerne
       const Real dropout = Real(dropout_kept);
       const Real residual = widened<Real>(residual_pack.element[i]);
       const Real hidden = ((x * dropout) * Real(1.1111111111111112)) + residual;
-      const Real sub_23 = hidden - div_of_row[r];
-      const Real mul_29 = sub_23 * layer_norm[r];
+      const Real sub_23 = hidden - layer_norm_mean_2[r];
+      const Real mul_29 = sub_23 * layer_norm_2[r];
       if (pack.has(i)) sum_2.add(i, mul_30 * mul_29);
     }
   }
   reduce(tile, sum_2);
-  Real div_of_row_2[Tile::rows];
+  Real div_of_row[Tile::rows];
 #pragma unroll
   for (int r = 0; r < Tile::rows; ++r) {
-    div_of_row_2[r] = layer_norm[r] / columns;
-    if (tile.owns_row(r)) assign(layer_norm_total_pointer[tile.row_offset(loops.strides[5], r)],
-        layer_norm_total_2[r]);
-    if (tile.owns_row(r)) assign(layer_norm_squares_pointer[tile.row_offset(loops.strides[6], r)],
-        layer_norm_squares_2[r]);
+    div_of_row[r] = layer_norm_2[r] / columns;
+    if (tile.owns_row(r)) assign(layer_norm_mean_pointer[tile.row_offset(loops.strides[5], r)],
+        layer_norm_mean_2[r]);
+    if (tile.owns_row(r)) assign(layer_norm_pointer[tile.row_offset(loops.strides[6], r)],
+        layer_norm_2[r]);
   }
 #pragma unroll Tile::unrolled
   for (int k = 0; k < tile.packs(); ++k) {
@@ -247,9 +246,9 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_kerne
       const Real dropout = Real(dropout_kept);
       const Real residual = widened<Real>(residual_pack.element[i]);
       const Real hidden = ((x * dropout) * Real(1.1111111111111112)) + residual;
-      const Real sub_23 = hidden - div_of_row[r];
-      const Real mul_29 = sub_23 * layer_norm[r];
-      const Real mul_34 = div_of_row_2[r] * (((mul_30 * columns) - sum_1[r]) - (mul_29 * sum_2[r]));
+      const Real sub_23 = hidden - layer_norm_mean_2[r];
+      const Real mul_29 = sub_23 * layer_norm_2[r];
+      const Real mul_34 = div_of_row[r] * (((mul_30 * columns) - sum_1[r]) - (mul_29 * sum_2[r]));
       assign(grad_residual_pack.element[i], mul_34);
       const Real grad_x = (mul_34 * Real(1.1111111111111112)) * dropout;
       assign(grad_x_pack.element[i], grad_x);
@@ -262,27 +261,26 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_kerne
 // Computes grad_weight, grad_bias. Rows: width; columns: batch, length. Every element is read once.
 // Few rows are split over several blocks.
 template <class Tile, class Real, class GradOutput, class X, class DropoutKept, class Residual,
-          class LayerNormTotal, class LayerNormSquares, class GradWeight, class GradBias>
+          class LayerNormMean, class LayerNorm, class GradWeight, class GradBias>
 __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_grad_weight_kernel(
     const typename GradOutput::type* __restrict__ grad_output_pointer,
     const typename X::type* __restrict__ x_pointer,
     const typename DropoutKept::type* __restrict__ dropout_kept_pointer,
     const typename Residual::type* __restrict__ residual_pointer,
-    const typename LayerNormTotal::type* __restrict__ layer_norm_total_pointer,
-    const typename LayerNormSquares::type* __restrict__ layer_norm_squares_pointer,
+    const typename LayerNormMean::type* __restrict__ layer_norm_mean_pointer,
+    const typename LayerNorm::type* __restrict__ layer_norm_pointer,
     typename GradWeight::type* __restrict__ grad_weight_pointer,
     typename GradBias::type* __restrict__ grad_bias_pointer,
     int64_t* partials,
     int parts,
-    int64_t width_count,
     const __grid_constant__ Loops<8> loops) {
   const Tile tile(loops.sizes);
   const Kept<GradOutput, Tile> grad_output_tile(tile, grad_output_pointer, loops.strides[0]);
   const Kept<X, Tile> x_tile(tile, x_pointer, loops.strides[1]);
   const Kept<DropoutKept, Tile> dropout_kept_tile(tile, dropout_kept_pointer, loops.strides[2]);
   const Kept<Residual, Tile> residual_tile(tile, residual_pointer, loops.strides[3]);
-  const Loaded<LayerNormTotal, Tile> layer_norm_total_tile(tile, layer_norm_total_pointer, loops.strides[4]);
-  const Loaded<LayerNormSquares, Tile> layer_norm_squares_tile(tile, layer_norm_squares_pointer, loops.strides[5]);
+  const Loaded<LayerNormMean, Tile> layer_norm_mean_tile(tile, layer_norm_mean_pointer, loops.strides[4]);
+  const Loaded<LayerNorm, Tile> layer_norm_tile(tile, layer_norm_pointer, loops.strides[5]);
   Reduction<0, Sum, Real, Tile> sum_3;
   Reduction<1, Sum, Real, Tile> sum_4;
 #pragma unroll Tile::unrolled
@@ -292,8 +290,8 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_grad_
     const auto x_pack = x_tile.at(pack);
     const auto dropout_kept_pack = dropout_kept_tile.at(pack);
     const auto residual_pack = residual_tile.at(pack);
-    const auto layer_norm_total_pack = layer_norm_total_tile.at(pack);
-    const auto layer_norm_squares_pack = layer_norm_squares_tile.at(pack);
+    const auto layer_norm_mean_pack = layer_norm_mean_tile.at(pack);
+    const auto layer_norm_pack = layer_norm_tile.at(pack);
 #pragma unroll
     for (int i = 0; i < Tile::width; ++i) {
       const Real grad_output = widened<Real>(grad_output_pack.element[i]);
@@ -301,11 +299,10 @@ __global__ void __launch_bounds__(Tile::threads) dropped_residual_backward_grad_
       const bool dropout_kept = dropout_kept_pack.element[i] != 0;
       const Real residual = widened<Real>(residual_pack.element[i]);
       const Real hidden = ((x * Real(dropout_kept)) * Real(1.1111111111111112)) + residual;
-      const Real layer_norm_total = widened<Real>(layer_norm_total_pack.element[i]);
-      const Real layer_norm_squares = widened<Real>(layer_norm_squares_pack.element[i]);
+      const Real layer_norm_mean = widened<Real>(layer_norm_mean_pack.element[i]);
+      const Real layer_norm = widened<Real>(layer_norm_pack.element[i]);
       if (pack.has(i)) {
-        sum_3.add(i, grad_output * ((hidden - (layer_norm_total / width_count)) *
-            rsqrt((layer_norm_squares / width_count) + Real(1e-05))));
+        sum_3.add(i, grad_output * ((hidden - layer_norm_mean) * layer_norm));
         sum_4.add(i, grad_output);
       }
     }

@@ -58,8 +58,8 @@ def _backward(
     height = x.shape[2]
     width = x.shape[3]
     compute = arithmetic_dtype(grad_output, x, weight, bias)
-    group_norm_total = torch.empty((batch, 4, 1), dtype=compute, device=grad_output.device)
-    group_norm_squares = torch.empty((batch, 4, 1), dtype=compute, device=grad_output.device)
+    group_norm_mean = torch.empty((batch, 4, 1), dtype=compute, device=grad_output.device)
+    group_norm_rstd = torch.empty((batch, 4, 1), dtype=compute, device=grad_output.device)
     grad_x = torch.empty_like(x)
     swept = Sweep(
         rows={"batch": batch, "group": 4},
@@ -71,8 +71,8 @@ def _backward(
             (bias, "(group channels_part)"),
         ],
         written=[
-            (group_norm_total, "batch group 1"),
-            (group_norm_squares, "batch group 1"),
+            (group_norm_mean, "batch group 1"),
+            (group_norm_rstd, "batch group 1"),
             (grad_x, "batch (group channels_part) height width"),
         ],
     )
@@ -85,8 +85,8 @@ def _backward(
         read=[
             (grad_output, "batch (group channels_part) height width"),
             (x, "batch (group channels_part) height width"),
-            (group_norm_total, "batch group 1"),
-            (group_norm_squares, "batch group 1"),
+            (group_norm_mean, "batch group 1"),
+            (group_norm_rstd, "batch group 1"),
             (weight, "(group channels_part)"),
             (bias, "(group channels_part)"),
         ],
@@ -95,9 +95,7 @@ def _backward(
             (grad_bias, "(group channels_part)"),
         ],
     )
-    sweeps.run(
-        "group_norm_silu_backward_grad_weight", swept, compute, (height * width * (channels // 4),)
-    )
+    sweeps.run("group_norm_silu_backward_grad_weight", swept, compute)
     return (
         grad_x if needs[0] else None,
         grad_weight if needs[1] else None,
@@ -178,7 +176,7 @@ _TRITON_BACKWARD = TritonSweeps(
         "group_norm_silu_backward_grad_weight": Reducing(sweeps=1, reductions=2),
     },
     backward=True,
-    held=("group_norm_total", "group_norm_squares",),
+    held=("group_norm_mean", "group_norm_rstd",),
 )
 forward_triton = partial(_forward, _TRITON)
 backward_triton = partial(_backward, _TRITON_BACKWARD)

@@ -95,18 +95,18 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_kernel(
   }
 }
 
-// Computes normed_total, normed_squares, grad_x, grad_residual. Rows: batch, length; columns:
-// width. Rows that do not fit in registers are read 4 times.
+// Computes normed_mean, normed, grad_x, grad_residual. Rows: batch, length; columns: width. Rows
+// that do not fit in registers are read 4 times.
 template <class Tile, class Real, class X, class Residual, class GradOutput, class Weight, class
-          Bias, class NormedTotal, class NormedSquares, class GradX, class GradResidual>
+          Bias, class NormedMean, class Normed, class GradX, class GradResidual>
 __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_kernel(
     const typename X::type* __restrict__ x_pointer,
     const typename Residual::type* __restrict__ residual_pointer,
     const typename GradOutput::type* __restrict__ grad_output_pointer,
     const typename Weight::type* __restrict__ weight_pointer,
     const typename Bias::type* __restrict__ bias_pointer,
-    typename NormedTotal::type* __restrict__ normed_total_pointer,
-    typename NormedSquares::type* __restrict__ normed_squares_pointer,
+    typename NormedMean::type* __restrict__ normed_mean_pointer,
+    typename Normed::type* __restrict__ normed_pointer,
     typename GradX::type* __restrict__ grad_x_pointer,
     typename GradResidual::type* __restrict__ grad_residual_pointer,
     const __grid_constant__ Loops<9> loops) {
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_kernel(
   const Kept<GradOutput, Tile> grad_output_tile(tile, grad_output_pointer, loops.strides[2]);
   const Loaded<Weight, Tile> weight_tile(tile, weight_pointer, loops.strides[3]);
   const Loaded<Bias, Tile> bias_tile(tile, bias_pointer, loops.strides[4]);
-  Reduction<0, Sum, Real, Tile> normed_total_2;
+  Reduction<0, Sum, Real, Tile> normed_total;
 #pragma unroll Tile::unrolled
   for (int k = 0; k < tile.packs(); ++k) {
     const auto pack = tile.pack(k);
@@ -128,16 +128,16 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_kernel(
       const Real x = widened<Real>(x_pack.element[i]);
       const Real residual = widened<Real>(residual_pack.element[i]);
       const Real hidden = x + residual;
-      if (pack.has(i)) normed_total_2.add(i, hidden);
+      if (pack.has(i)) normed_total.add(i, hidden);
     }
   }
-  reduce(tile, normed_total_2);
-  Real div_of_row[Tile::rows];
+  reduce(tile, normed_total);
+  Real normed_mean_2[Tile::rows];
 #pragma unroll
   for (int r = 0; r < Tile::rows; ++r) {
-    div_of_row[r] = normed_total_2[r] / columns;
+    normed_mean_2[r] = normed_total[r] / columns;
   }
-  Reduction<1, Sum, Real, Tile> normed_squares_2;
+  Reduction<1, Sum, Real, Tile> normed_squares;
 #pragma unroll Tile::unrolled
   for (int k = 0; k < tile.packs(); ++k) {
     const auto pack = tile.pack(k);
@@ -149,17 +149,17 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_kernel(
       const Real x = widened<Real>(x_pack.element[i]);
       const Real residual = widened<Real>(residual_pack.element[i]);
       const Real hidden = x + residual;
-      const Real normed = hidden - div_of_row[r];
-      if (pack.has(i)) normed_squares_2.add(i, normed * normed);
+      const Real normed_2 = hidden - normed_mean_2[r];
+      if (pack.has(i)) normed_squares.add(i, normed_2 * normed_2);
     }
   }
-  reduce(tile, normed_squares_2);
-  Real normed_2[Tile::rows];
+  reduce(tile, normed_squares);
   Real normed_3[Tile::rows];
+  Real normed[Tile::rows];
 #pragma unroll
   for (int r = 0; r < Tile::rows; ++r) {
-    normed_2[r] = (normed_squares_2[r] / columns) + Real(1e-05);
-    normed_3[r] = rsqrt(normed_2[r]);
+    normed_3[r] = (normed_squares[r] / columns) + Real(1e-05);
+    normed[r] = rsqrt(normed_3[r]);
   }
   Reduction<2, Sum, Real, Tile> sum_1;
   Reduction<3, Sum, Real, Tile> sum_2;
@@ -178,8 +178,8 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_kernel(
       const Real x = widened<Real>(x_pack.element[i]);
       const Real residual = widened<Real>(residual_pack.element[i]);
       const Real hidden = x + residual;
-      const Real normed = hidden - div_of_row[r];
-      const Real normed_4 = normed * normed_3[r];
+      const Real normed_2 = hidden - normed_mean_2[r];
+      const Real normed_4 = normed_2 * normed[r];
       const Real weight = widened<Real>(weight_pack.element[i]);
       const Real normed_5 = normed_4 * weight;
       const Real bias = widened<Real>(bias_pack.element[i]);
@@ -194,14 +194,13 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_kernel(
     }
   }
   reduce(tile, sum_1, sum_2);
-  Real div_of_row_2[Tile::rows];
+  Real div_of_row[Tile::rows];
 #pragma unroll
   for (int r = 0; r < Tile::rows; ++r) {
-    div_of_row_2[r] = normed_3[r] / columns;
-    if (tile.owns_row(r)) assign(normed_total_pointer[tile.row_offset(loops.strides[5], r)],
-        normed_total_2[r]);
-    if (tile.owns_row(r)) assign(normed_squares_pointer[tile.row_offset(loops.strides[6], r)],
-        normed_squares_2[r]);
+    div_of_row[r] = normed[r] / columns;
+    if (tile.owns_row(r)) assign(normed_mean_pointer[tile.row_offset(loops.strides[5], r)],
+        normed_mean_2[r]);
+    if (tile.owns_row(r)) assign(normed_pointer[tile.row_offset(loops.strides[6], r)], normed[r]);
   }
 #pragma unroll Tile::unrolled
   for (int k = 0; k < tile.packs(); ++k) {
@@ -220,8 +219,8 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_kernel(
       const Real x = widened<Real>(x_pack.element[i]);
       const Real residual = widened<Real>(residual_pack.element[i]);
       const Real hidden = x + residual;
-      const Real normed = hidden - div_of_row[r];
-      const Real normed_4 = normed * normed_3[r];
+      const Real normed_2 = hidden - normed_mean_2[r];
+      const Real normed_4 = normed_2 * normed[r];
       const Real weight = widened<Real>(weight_pack.element[i]);
       const Real normed_5 = normed_4 * weight;
       const Real bias = widened<Real>(bias_pack.element[i]);
@@ -229,8 +228,7 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_kernel(
       const Real mul_35 = ((grad_output * 2) * (((erf(normed_6 * Real(0.7071067811865476)) + 1) *
           Real(0.5)) + (normed_6 * (exp((normed_6 * normed_6) * Real(-0.5)) *
           Real(0.3989422804014327))))) * weight;
-      const Real grad_x = div_of_row_2[r] * (((mul_35 * columns) - sum_1[r]) - (normed_4 *
-          sum_2[r]));
+      const Real grad_x = div_of_row[r] * (((mul_35 * columns) - sum_1[r]) - (normed_4 * sum_2[r]));
       assign(grad_x_pack.element[i], grad_x);
       assign(grad_residual_pack.element[i], grad_x);
     }
@@ -241,28 +239,27 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_kernel(
 
 // Computes grad_weight, grad_bias. Rows: width; columns: batch, length. Every element is read once.
 // Few rows are split over several blocks.
-template <class Tile, class Real, class GradOutput, class X, class Residual, class NormedTotal,
-          class NormedSquares, class Weight, class Bias, class GradWeight, class GradBias>
+template <class Tile, class Real, class GradOutput, class X, class Residual, class NormedMean, class
+          Normed, class Weight, class Bias, class GradWeight, class GradBias>
 __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_grad_weight_kernel(
     const typename GradOutput::type* __restrict__ grad_output_pointer,
     const typename X::type* __restrict__ x_pointer,
     const typename Residual::type* __restrict__ residual_pointer,
-    const typename NormedTotal::type* __restrict__ normed_total_pointer,
-    const typename NormedSquares::type* __restrict__ normed_squares_pointer,
+    const typename NormedMean::type* __restrict__ normed_mean_pointer,
+    const typename Normed::type* __restrict__ normed_pointer,
     const typename Weight::type* __restrict__ weight_pointer,
     const typename Bias::type* __restrict__ bias_pointer,
     typename GradWeight::type* __restrict__ grad_weight_pointer,
     typename GradBias::type* __restrict__ grad_bias_pointer,
     int64_t* partials,
     int parts,
-    int64_t width_count,
     const __grid_constant__ Loops<9> loops) {
   const Tile tile(loops.sizes);
   const Kept<GradOutput, Tile> grad_output_tile(tile, grad_output_pointer, loops.strides[0]);
   const Kept<X, Tile> x_tile(tile, x_pointer, loops.strides[1]);
   const Kept<Residual, Tile> residual_tile(tile, residual_pointer, loops.strides[2]);
-  const Loaded<NormedTotal, Tile> normed_total_tile(tile, normed_total_pointer, loops.strides[3]);
-  const Loaded<NormedSquares, Tile> normed_squares_tile(tile, normed_squares_pointer, loops.strides[4]);
+  const Loaded<NormedMean, Tile> normed_mean_tile(tile, normed_mean_pointer, loops.strides[3]);
+  const Loaded<Normed, Tile> normed_tile(tile, normed_pointer, loops.strides[4]);
   Real weight[Tile::rows];
   Real bias[Tile::rows];
 #pragma unroll
@@ -278,8 +275,8 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_grad_wei
     const auto grad_output_pack = grad_output_tile.at(pack);
     const auto x_pack = x_tile.at(pack);
     const auto residual_pack = residual_tile.at(pack);
-    const auto normed_total_pack = normed_total_tile.at(pack);
-    const auto normed_squares_pack = normed_squares_tile.at(pack);
+    const auto normed_mean_pack = normed_mean_tile.at(pack);
+    const auto normed_pack = normed_tile.at(pack);
 #pragma unroll
     for (int i = 0; i < Tile::width; ++i) {
       const int r = Tile::row_of(i);
@@ -287,19 +284,17 @@ __global__ void __launch_bounds__(Tile::threads) residual_norm_backward_grad_wei
       const Real x = widened<Real>(x_pack.element[i]);
       const Real residual = widened<Real>(residual_pack.element[i]);
       const Real hidden = x + residual;
-      const Real normed_total = widened<Real>(normed_total_pack.element[i]);
-      const Real normed = hidden - (normed_total / width_count);
-      const Real normed_squares = widened<Real>(normed_squares_pack.element[i]);
-      const Real normed_2 = (normed_squares / width_count) + Real(1e-05);
-      const Real normed_3 = rsqrt(normed_2);
-      const Real normed_4 = normed * normed_3;
-      const Real normed_5 = normed_4 * weight[r];
-      const Real normed_6 = normed_5 + bias[r];
-      const Real mul_33 = (grad_output * 2) * (((erf(normed_6 * Real(0.7071067811865476)) + 1) *
-          Real(0.5)) + (normed_6 * (exp((normed_6 * normed_6) * Real(-0.5)) *
+      const Real normed_mean = widened<Real>(normed_mean_pack.element[i]);
+      const Real normed_2 = hidden - normed_mean;
+      const Real normed = widened<Real>(normed_pack.element[i]);
+      const Real normed_3 = normed_2 * normed;
+      const Real normed_4 = normed_3 * weight[r];
+      const Real normed_5 = normed_4 + bias[r];
+      const Real mul_33 = (grad_output * 2) * (((erf(normed_5 * Real(0.7071067811865476)) + 1) *
+          Real(0.5)) + (normed_5 * (exp((normed_5 * normed_5) * Real(-0.5)) *
           Real(0.3989422804014327))));
       if (pack.has(i)) {
-        sum_3.add(i, mul_33 * normed_4);
+        sum_3.add(i, mul_33 * normed_3);
         sum_4.add(i, mul_33);
       }
     }

@@ -101,8 +101,8 @@ def _backward(
     length = x.shape[1]
     width = x.shape[2]
     compute = arithmetic_dtype(grad_output, x, residual, weight, bias)
-    normed_total = torch.empty((batch, length, 1), dtype=compute, device=grad_output.device)
-    normed_squares = torch.empty((batch, length, 1), dtype=compute, device=grad_output.device)
+    normed_mean = torch.empty((batch, length, 1), dtype=compute, device=grad_output.device)
+    normed = torch.empty((batch, length, 1), dtype=compute, device=grad_output.device)
     grad_x = torch.empty_like(x)
     grad_residual = torch.empty_like(residual) if needs[1] else grad_x
     swept = Sweep(
@@ -116,8 +116,8 @@ def _backward(
             (bias, "width"),
         ],
         written=[
-            (normed_total, "batch length 1"),
-            (normed_squares, "batch length 1"),
+            (normed_mean, "batch length 1"),
+            (normed, "batch length 1"),
             (grad_x, "batch length width"),
             (grad_residual, "batch length width"),
         ],
@@ -132,8 +132,8 @@ def _backward(
             (grad_output, "batch length width"),
             (x, "batch length width"),
             (residual, "batch length width"),
-            (normed_total, "batch length 1"),
-            (normed_squares, "batch length 1"),
+            (normed_mean, "batch length 1"),
+            (normed, "batch length 1"),
             (weight, "width"),
             (bias, "width"),
         ],
@@ -142,7 +142,7 @@ def _backward(
             (grad_bias, "width"),
         ],
     )
-    sweeps.run("residual_norm_backward_grad_weight", swept, compute, (width,))
+    sweeps.run("residual_norm_backward_grad_weight", swept, compute)
     return (
         grad_x if needs[0] else None,
         grad_residual if needs[1] else None,

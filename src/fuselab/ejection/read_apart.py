@@ -1,0 +1,82 @@
+"""Choose values that a C++ kernel stores because another reads them at several places.
+
+The gradient of a slice is a value at a shifted place. Where the gradients of several slices are
+added up, each element needs a value at several places, and a kernel that computes it anew at each
+of them loads and divides as many times. Where that is most of its work, one kernel stores the value
+and another one reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import sympy
+
+from fuselab.ejection.functions import CPP_SLOW
+from fuselab.ejection.kernels import Binding, DoesNotFitError, Evaluation, Kernel, schedule
+from fuselab.ejection.loops import Apply, Load, Node, Pointwise, chosen_in, operands_of, walk
+from fuselab.errors import EjectError
+
+# What steps of a kernel cost, in loads of an element of its own place.
+CHOSEN_LOAD, STORE, SLOW, STEP = 2.0, 3.0, 4.0, 0.25
+WORTH = 0.6  # of the cost before
+
+
+def with_values_read_apart(
+    results: Sequence[Node], kernels: Sequence[Kernel], hints: Mapping[sympy.Symbol, int]
+) -> list[Kernel]:
+    """Return kernels for ``results`` of which some store values that others read at several places
+    each; ``kernels`` themselves where that would not cost less."""
+    try:
+        apart = [node for kernel in kernels for node in _read_apart(kernel, kernels, hints)]
+        storing = schedule(results, hints, apart) if apart else list(kernels)
+    except (DoesNotFitError, EjectError):  # such a value cannot be stored alone
+        return list(kernels)
+    return storing if _cost(storing) <= WORTH * _cost(kernels) else list(kernels)
+
+
+def _read_apart(
+    kernel: Kernel, kernels: Sequence[Kernel], hints: Mapping[sympy.Symbol, int]
+) -> list[Node]:
+    """Return the largest values of a kernel that it computes at several places of one element."""
+    if kernel.has_columns:
+        return []
+    others = {member.node for other in kernels for member in other.members}
+    stored = frozenset(others - {member.node for member in kernel.members})
+    evaluation = Evaluation(Binding(hints, kernel.bound), kernel.members, stored)
+    for member in kernel.members:
+        evaluation.at(member.node, member.index)
+    places: dict[Node, int] = {}
+    for node, _ in evaluation.known:
+        places[node] = places.get(node, 0) + 1
+    found: dict[Node, None] = {}
+    stack, seen = [member.node for member in kernel.members], set(stored)
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        is_value = isinstance(node, Pointwise) and node.kind == "float"
+        if is_value and places.get(node, 0) > 1:
+            found[node] = None
+        else:
+            stack += reversed(operands_of(node))
+    return list(found)
+
+
+def _cost(kernels: Sequence[Kernel]) -> float:
+    """Return what kernels cost, in loads of one element each."""
+    return sum(
+        math.prod(axis.hint for axis in (*kernel.row_axes, *kernel.column_axes))
+        * (STORE * len(kernel.members) + sum(map(_cost_of, walk([*kernel.values.values()]))))
+        for kernel in kernels
+    )
+
+
+def _cost_of(expression: object) -> float:
+    if isinstance(expression, Load):
+        return CHOSEN_LOAD if chosen_in(expression.index) else 1.0
+    if isinstance(expression, Apply):
+        return SLOW if expression.function in CPP_SLOW else STEP
+    return 0.0
