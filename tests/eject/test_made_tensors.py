@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from comparing import compare, compare_cpp, compare_interpreted
+from comparing import compare, compare_cpp, compare_interpreted, imported
 from cuda_on_cpu import Emulator
 from torch import Tensor, nn
 
@@ -61,9 +61,15 @@ def rarer(x: Tensor, scale: Tensor) -> Tensor:
     return torch.angle(x) * scale + torch.mvlgamma(x.abs() + 2.0, 2)
 
 
+def few_numbers(x: Tensor, scale: Tensor) -> Tensor:
+    weights, levels = torch.tensor([0.5, -1.0, 2.0, 0.25]), torch.tensor([2, 3, -4, 5])
+    chosen = levels[(x > 0).sum(-1) % 4]
+    return x * weights + scale * torch.tensor([[1.5]]) + chosen[:, None]
+
+
 FUNCTIONS = (
     without_itself, ramps, windows, windows_of_numbers, products_of_rows, outer_products,
-    bounded_rows, rarer,
+    bounded_rows, rarer, few_numbers,
 )  # fmt: skip
 
 
@@ -74,9 +80,10 @@ def drawn(rows: int, columns: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_kernels(function: Callable[..., Tensor], tmp_path: Path) -> None:
-    folder = eject(function, *drawn(4, 4), out=tmp_path / function.__name__)
+    rows = 5 if function is few_numbers else 4  # not as many as columns, whose number is fixed
+    folder = eject(function, *drawn(rows, 4), out=tmp_path / function.__name__)
     assert not (folder / "composed.py").exists()
-    shapes = OF_ONE_WIDTH if function in (ramps, windows) else SHAPES
+    shapes = OF_ONE_WIDTH if function in (ramps, windows, few_numbers) else SHAPES
     for shape in shapes:
         compare_cpp(folder, drawn(*shape))
     compare_interpreted(folder, drawn(*shapes[1]))
@@ -98,6 +105,20 @@ def test_emulated_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         cuda = op.implementations["cuda"]
         assert cuda.backward is not None
         compare(op, cuda.forward, cuda.backward, args)
+
+
+def mixed_channels(x: Tensor, scale: Tensor) -> Tensor:
+    matrix = torch.tensor([[0.3, 0.6, 0.1], [-0.2, -0.3, 0.5], [0.5, -0.4, -0.1]])
+    return (x[:, None] * matrix).sum(-1) * scale
+
+
+def test_a_matrix_of_numbers_stays_a_call(tmp_path: Path) -> None:
+    """A kernel would compare two positions for each of its elements."""
+    folder = eject(mixed_channels, *drawn(5, 3), out=tmp_path / "mixed_channels")
+    assert "matrix = torch.tensor([[" in (folder / "composed.py").read_text()
+    args = drawn(7, 3)
+    found = imported(folder).mixed_channels(*args)
+    torch.testing.assert_close(found, mixed_channels(*args))
 
 
 class Scored(nn.Module):

@@ -18,6 +18,7 @@ from torch import Tensor
 from fuselab.ejection.arithmetic import Arithmetic
 from fuselab.ejection.calls import at_line, source_line
 from fuselab.ejection.capture import Captured, user_name, with_sources
+from fuselab.ejection.graph_nodes import FxNode, arguments_of, expression_of
 from fuselab.ejection.loops import (
     Along,
     Constant,
@@ -31,7 +32,7 @@ from fuselab.ejection.loops import (
     View,
 )
 from fuselab.ejection.parts import regrouped
-from fuselab.ejection.steps import FxNode, arguments_of, expression_of, kind_of
+from fuselab.ejection.steps import kind_of
 from fuselab.ejection.stored import constant_of
 from fuselab.errors import EjectError
 from fuselab.runtime.dropout import last_dropped
@@ -106,6 +107,7 @@ SCALAR_ARITHMETIC: dict[Any, str] = {
     torch.sym_min: "minimum",
 }
 _SUMS = {aten.sum: "sum", aten.amax: "amax", aten.amin: "amin", aten.prod: "prod"}
+MOST_NUMBERS = 8  # of a tensor that a kernel makes, which compares positions for each
 _SAME = (aten.alias, aten.clone, aten.detach, aten.lift_fresh_copy, aten.contiguous)
 
 
@@ -146,7 +148,7 @@ def lower(
         if node in wanted and node.op == "call_function" and node not in lowering.known:
             lowering.known[node] = lowering.in_range(node)
         elif node in wanted and node.op == "get_attr":
-            lowering.known[node] = lowering.held_number(node)
+            lowering.known[node] = lowering.held_numbers(node)
     known = lowering.known
     return Program(
         tuple(known[argument.node] for argument in captured.arguments),
@@ -214,19 +216,26 @@ class Lowering(Arithmetic):
             self.refuse(node)
         return handler(node)
 
-    def held_number(self, node: FxNode) -> Node:
-        """Return a tensor that the function makes of a Python number."""
+    def held_numbers(self, node: FxNode) -> Node:
+        """Return a tensor that the function makes of Python numbers: each element is chosen from
+        them by its position."""
         held = constant_tensor(node)
-        if held.numel() != 1:
+        long = [dim for dim, size in enumerate(held.shape) if size != 1]
+        if not 1 <= held.numel() <= MOST_NUMBERS or len(long) > 1:
             raise EjectError(
                 f"a constant tensor of {held.numel()} elements has no place in a kernel"
                 f"{at_line(node)}; make it an argument."
             )
-        value = Constant(held.item())
-        sizes = tuple(map(expression_of, held.shape))
-        return Pointwise(
-            "number", sizes, kind_of(held.dtype), source_line(node), False, "same", (value,)
-        )
+        kind, sizes = kind_of(held.dtype), tuple(map(expression_of, held.shape))
+        *others, last = held.flatten().tolist()
+        value = self.element(node, "number", sizes, kind, "same", Constant(last))
+        for place, number in reversed(list(enumerate(others))):
+            along = self.along(node, sizes, long[0])
+            is_it = self.element(node, "is_it", sizes, "bool", "eq", along, Constant(place))
+            value = self.element(
+                node, "number", sizes, kind, "where", is_it, Constant(number), value
+            )
+        return value
 
     def number_from_sizes(self, node: FxNode) -> Any:
         """Return a fractional number that is computed from sizes, such as the N - 1 of a standard

@@ -14,11 +14,12 @@ from torch import fx
 from fuselab.ejection.calls import INFIX
 from fuselab.ejection.capture import Captured, with_sources
 from fuselab.ejection.dropout import KEPT, RUNTIME
+from fuselab.ejection.graph_nodes import expression_of
 from fuselab.ejection.lower import constant_tensor
 from fuselab.ejection.package import Package
 from fuselab.ejection.plan import Sizes
 from fuselab.ejection.returned import comma
-from fuselab.ejection.steps import as_written, expression_of
+from fuselab.ejection.steps import as_written
 
 aten = torch.ops.aten
 
@@ -147,7 +148,9 @@ def _formulas(
                 lines.append(f"{names[node]} = {_call(node, names, sizes)}")
         elif node in wanted and node.op == "get_attr":
             held = constant_tensor(node)
-            names[node] = f"torch.tensor({held.tolist()}, dtype={_text(held.dtype, names, sizes)})"
+            dtype = f"dtype={_text(held.dtype, names, sizes)}"
+            device = f", device={names[torch.device]}" if held.dim() else ""
+            names[node] = f"torch.tensor({held.tolist()}, {dtype}{device})"
     return lines
 
 
