@@ -183,6 +183,13 @@ def test_one_call_alone_is_no_chain() -> None:
         ejected(only_a_product, (X, WEIGHT), {}, "f")
 
 
+def test_a_module_of_products_is_refused_with_its_call() -> None:
+    attention = torch.nn.MultiheadAttention(4, 2)
+    said = "multi_head_attention_forward has no generated kernel.*nothing else is computed; kernels"
+    with pytest.raises(EjectError, match=said):
+        ejected(attention, (torch.ones(3, 4),) * 3, {}, "attention")
+
+
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

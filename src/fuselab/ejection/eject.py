@@ -22,7 +22,7 @@ from fuselab.ejection.calls import call_name
 from fuselab.ejection.compose import composition_files, describe
 from fuselab.ejection.folder import check_folder, write_folder
 from fuselab.ejection.package import planned_package
-from fuselab.ejection.regions import ALONE, Cut, cut
+from fuselab.ejection.regions import ALONE, LIBRARY, MOVES_NOTHING, Cut, cut
 from fuselab.ejection.taken import mapped
 from fuselab.ejection.whole import planned_whole
 from fuselab.ejection.write import package_files
@@ -196,9 +196,15 @@ def _nothing_gained(refused: EjectError, parts: Cut) -> EjectError:
     """Return the error of a function of which no part becomes a kernel: the sentence on the call
     that has none, and, where the others could have one, why they do not get it."""
     could = [call_name(one) for one in parts.calls if parts.reason(one) == ALONE]
+    plain = str(refused).removesuffix(".").removesuffix("; eject the parts before and after it")
+    reasons = {parts.reason(one) for one in parts.calls}
+    if LIBRARY in reasons and reasons <= {LIBRARY, MOVES_NOTHING}:
+        return EjectError(
+            f"{plain}, and nothing else is computed; kernels are written for the chains of "
+            "operations between such calls."
+        )
     if not could:
         return refused
-    plain = str(refused).removesuffix(".").removesuffix("; eject the parts before and after it")
     names = ", ".join(dict.fromkeys(could))
     return EjectError(
         f"{plain}, and of what remains ({names}) no two calls could share a kernel; a kernel of "

@@ -13,7 +13,7 @@ PRODUCTS = frozenset(
     (
         "addbmm", "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
         "conv_transpose2d", "conv_transpose3d", "linear", "matmul", "mm",
-        "scaled_dot_product_attention",
+        "multi_head_attention_forward", "scaled_dot_product_attention",
     )
 )  # fmt: skip
 # Calls that cost more than the memory that they touch.

@@ -62,15 +62,16 @@ from fuselab.errors import EjectError
 RANDOM = frozenset(
     (
         "alpha_dropout", "bernoulli", "dropout", "dropout1d", "dropout2d", "dropout3d",
-        "feature_alpha_dropout", "multinomial", "normal", "poisson", "rand", "rand_like", "randint",
-        "randint_like", "randn", "randn_like", "randperm", "rrelu", "scaled_dot_product_attention",
-        *RECURRENCES,
+        "feature_alpha_dropout", "multi_head_attention_forward", "multinomial", "normal", "poisson",
+        "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "rrelu",
+        "scaled_dot_product_attention", *RECURRENCES,
     )
 )  # fmt: skip
 
 
 ALONE = "alone it would gain nothing"  # why a call that could have a kernel gets none
 LIBRARY = "a library computes it"
+MOVES_NOTHING = "it moves no data"
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +194,7 @@ class Cut:
     def reason(self, node: fx.Node) -> str:
         """Return why a call stays PyTorch's."""
         if call_name(node) in ARRANGING:
-            return "it moves no data"
+            return MOVES_NOTHING
         return self.reasons.get(node) or ALONE
 
 
