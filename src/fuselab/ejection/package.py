@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -154,21 +155,31 @@ class Package:
     @property
     def saved(self) -> tuple[str, ...]:
         """The arguments that the backward reads, or whose sizes or dtypes it needs."""
-        held = [operand.node for plan in self.backward for operand in plan.loads if operand.node]
-        held += [node for node in self.program.gradients if isinstance(node, Call)]
-        read = {one.name for node in held for one in behind_calls(node) if isinstance(one, Input)}
-        read |= {argument for argument, _ in self.sizes.places.values()}
-        read |= {
+        needed = self._read_by_backward | {argument for argument, _ in self.sizes.places.values()}
+        needed |= {
             name
             for name, gradient in zip(self.parameters, self.program.gradients, strict=True)
             if gradient is not None
         }
-        read |= {
+        return tuple(name for name in self.parameters if name in needed)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The saved arguments of which the backward reads no elements."""
+        return tuple(name for name in self.saved if name not in self._read_by_backward)
+
+    @cached_property
+    def _read_by_backward(self) -> set[str]:
+        """The arguments of which a backward, or the formulas of it, read elements."""
+        plans = [*self.backward, *self.cpp_backward, *self.triton_backward]
+        held = [operand.node for plan in plans for operand in plan.loads if operand.node]
+        held += [node for node in self.program.gradients if isinstance(node, Call)]
+        read = {one.name for node in held for one in behind_calls(node) if isinstance(one, Input)}
+        return read | {
             argument.name
             for argument in self.formulas.arguments
             if argument.node in self.formulas.behind_gradients()
         }
-        return tuple(name for name in self.parameters if name in read)
 
     @property
     def equal(self) -> tuple[tuple[int, int], ...]:

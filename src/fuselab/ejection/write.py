@@ -110,6 +110,7 @@ def _imports(package: Package, has_gradient: bool) -> str:
         *([autocast_helper(package)] if has_autocast else []),
         "mismatch",
         *([allocation(package)] if not package.in_place else []),
+        *(["without_elements"] if has_gradient and package.unread else []),
     ]
     lines = [
         "from __future__ import annotations",

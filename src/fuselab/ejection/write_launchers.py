@@ -60,7 +60,11 @@ def launcher_parts(package: Package, languages: Sequence[str]) -> list[str]:
         outputs = len(package.output_names)
         is_one = outputs == 1 and not package.kept
         read = ["output" if is_one else f"output[{place}]" for place, _ in package.read_outputs]
-        saved = [*package.saved, *read, *([f"*output[{outputs}:]"] if package.kept else [])]
+        own = [
+            f"without_elements({name})" if name in package.unread else name
+            for name in package.saved
+        ]
+        saved = [*own, *read, *([f"*output[{outputs}:]"] if package.kept else [])]
         parts.append(
             f"def save(output: {outputs_type(outputs + len(package.kept))}, "
             f"{annotated(package.parameters)}) -> tuple[Tensor, ...]:\n"

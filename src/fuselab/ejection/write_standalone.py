@@ -115,6 +115,7 @@ def _init(package: Package) -> str:
 def _launchers(package: Package) -> str:
     has_gradient, widened = package.has_gradient, autocast_text(package)
     signature = [*([autocast_helper(package)] if widened else []), "mismatch", allocation(package)]
+    signature += ["without_elements"] if has_gradient and package.unread else []
     declared = [*(["Differentiation"] if has_gradient else []), "Kernels", "Operator"]
     imports = [
         "from __future__ import annotations",

@@ -15,7 +15,9 @@ from fuselab.op import dtype_name, on_meta, tensors_in
 from fuselab.runtime.launch_recording import unseen
 
 _OUTPUTS: dict[Any, list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]] = {}
-_HELD = 4096  # entries of _OUTPUTS; a program has few shapes, a server may have many
+_WITHOUT_ELEMENTS: dict[Any, Tensor] = {}
+_HELD = 4096  # entries of each; a program has few shapes, a server may have many
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def mismatch(
@@ -145,6 +147,35 @@ def outputs_like(reference: Callable[..., Any], *args: Any) -> tuple[Tensor, ...
         torch.empty_strided(shape, strides, dtype=dtype, device=tensors[0].device)
         for shape, strides, dtype in found
     )
+
+
+def without_elements(tensor: Tensor) -> Tensor:
+    """Return what is saved of an argument of which the backward reads the shape, the dtype and the
+    device alone: a tensor of these over one element, so that the argument can be freed, and written
+    over before the backward, as one that PyTorch does not save.
+
+    A tensor whose dimensions lie in another order is returned itself, because its gradient has that
+    order, as are tensors that a compiler, or a transform of functions, follows.
+    """
+    is_followed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    is_plain = type(tensor) in _PLAIN and tensor.is_contiguous() and tensor.numel() > 1
+    if is_followed or not is_plain:
+        return tensor
+    key = tensor.shape, tensor.dtype, tensor.device
+    found = _WITHOUT_ELEMENTS.get(key)
+    if found is None:
+        found = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+        if torch.is_inference_mode_enabled() or _is_captured(tensor):
+            return found  # its memory is the graph's, or no gradient may be recorded for it
+        if len(_WITHOUT_ELEMENTS) >= _HELD:
+            _WITHOUT_ELEMENTS.clear()
+        _WITHOUT_ELEMENTS[key] = found
+    return found
+
+
+def _is_captured(tensor: Tensor) -> bool:
+    """Return whether memory on the tensor's device belongs to a CUDA graph."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def float32_on_gpu(args: Sequence[Any]) -> tuple[Any, ...]:
