@@ -121,3 +121,21 @@ def test_packages_of_one_name_are_told_apart(tmp_path: Path) -> None:
         for folder in ("first", "second", "first")
     ]
     assert found == [1, 2, 1]
+
+
+@pytest.mark.parametrize("name", ["numbers", "signal"])
+def test_a_package_with_the_name_of_a_module_of_python(tmp_path: Path, name: str) -> None:
+    """The module stays what it is for everything else, whether it has been imported or not."""
+    package = tmp_path / name
+    package.mkdir()
+    (package / "__init__.py").write_text("from .op import doubled\n")
+    (package / "rate.py").write_text("RATE = 2\n")
+    operator = package / "op.py"
+    for rate in (2, 3):
+        operator.write_text(
+            f"from . import rate\n\ndef doubled(x):\n    return x * rate.RATE * {rate}\n"
+        )
+        os.utime(operator, (rate, rate))
+        assert interpreter.run(f"{operator}:doubled", 4) == 8 * rate
+    assert interpreter.run(f"{name}:__name__.upper") == name.upper()
+    assert interpreter.run("fractions:Fraction", 1, 2) == 0.5

@@ -199,6 +199,9 @@ def _module_of_file(path: Path) -> ModuleType:
     root = path.parent.parent
     if package and (root / "composed.py").exists():  # an operator of a composition
         name, root = f"{root.name}.{name}", root.parent
+    whole = name.partition(".")[0]
+    if package and whole in sys.stdlib_module_names:  # whose module must stay what it is
+        return _module_in_place_of(path, root / whole, name)
     if package and str(root) not in sys.path:
         sys.path.insert(0, str(root))
     elif not package and str(path.parent) not in sys.path:
@@ -207,7 +210,6 @@ def _module_of_file(path: Path) -> ModuleType:
     if known is not None and getattr(known, "_fuselab_loaded", None) == (path, changed):
         return known
     if package:
-        whole = name.partition(".")[0]
         first = getattr(sys.modules.get(whole), "__file__", None)
         if first is not None and Path(first).resolve().parent != root / whole:
             for one in [one for one in sys.modules if one.partition(".")[0] == whole]:
@@ -222,6 +224,28 @@ def _module_of_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     module._fuselab_loaded = path, changed  # type: ignore[attr-defined]
+    return module
+
+
+def _module_in_place_of(path: Path, folder: Path, name: str) -> ModuleType:
+    """Return a file of a package that has the name of a module of Python, under another name."""
+    whole, _, rest = name.partition(".")
+    alias = f"fuselab_user_{whole}"
+    known = sys.modules.get(f"{alias}.{rest}")
+    if getattr(known, "_fuselab_loaded", None) == (path, path.stat().st_mtime_ns):
+        assert known is not None
+        return known
+    for one in [one for one in sys.modules if one.partition(".")[0] == alias]:
+        del sys.modules[one]
+    spec = importlib.util.spec_from_file_location(
+        alias, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{folder} is not a Python package")
+    package = sys.modules[alias] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    module = importlib.import_module(f"{alias}.{rest}")
+    module._fuselab_loaded = path, path.stat().st_mtime_ns  # type: ignore[attr-defined]
     return module
 
 
