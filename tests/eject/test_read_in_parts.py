@@ -1,5 +1,5 @@
-"""What is computed again for parts of a tensor: sums of rows that are read in halves, functions of
-sums that another kernel has taken, and values that are read at several places."""
+"""Which kernel computes what: rows that are summed and then read in halves, functions of sums that
+another kernel reads, values that are needed at several places, and values of whole columns."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fuselab.ejection.graph_nodes import (
     FxNode,
+    arguments_of,
     expression_of,
     is_pointwise,
     packet_of,
@@ -23,7 +24,7 @@ from fuselab.ejection.graph_nodes import (
 )
 
 aten = torch.ops.aten
-SPLITS = (aten.split, aten.split_with_sizes)
+_SPLITS = (aten.split, aten.split_with_sizes)
 
 
 def slices_read(reduction: FxNode, dim: int, size: Any, among: Container[FxNode]) -> list[FxNode]:
@@ -74,13 +75,9 @@ def _has_size(node: FxNode, from_end: int, size: Any) -> bool:
 def _cuts(node: FxNode, place: int) -> bool:
     """Return whether a node slices or splits its first argument along the dimension ``place``."""
     packet = packet_of(node)
-    if packet in SPLITS:
-        dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
-    elif packet is aten.slice:
-        dim = node.args[1] if len(node.args) > 1 else 0
-    else:
+    if packet is not aten.slice and packet not in _SPLITS:
         return False
-    return bool(dim % rank_of(node.args[0]) == place)
+    return bool(arguments_of(node).get("dim", 0) % rank_of(node.args[0]) == place)
 
 
 def _moved(node: FxNode, place: int) -> int:
@@ -99,9 +96,8 @@ def _is_joined(node: FxNode, from_end: int) -> bool:
     while stack:
         for operand in stack.pop().all_input_nodes:
             if packet_of(operand) is aten.cat:
-                dim = operand.args[1] if len(operand.args) > 1 else 0
                 rank = rank_of(operand)
-                if rank - dim % rank == from_end:
+                if rank - arguments_of(operand).get("dim", 0) % rank == from_end:
                     return True
             elif operand not in seen and is_pointwise(operand):
                 seen.add(operand)

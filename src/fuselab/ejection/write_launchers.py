@@ -60,10 +60,8 @@ def launcher_parts(package: Package, languages: Sequence[str]) -> list[str]:
         outputs = len(package.output_names)
         is_one = outputs == 1 and not package.kept
         read = ["output" if is_one else f"output[{place}]" for place, _ in package.read_outputs]
-        own = [
-            f"without_elements({name})" if name in package.unread else name
-            for name in package.saved
-        ]
+        unread = package.unread
+        own = [f"without_elements({one})" if one in unread else one for one in package.saved]
         saved = [*own, *read, *([f"*output[{outputs}:]"] if package.kept else [])]
         parts.append(
             f"def save(output: {outputs_type(outputs + len(package.kept))}, "

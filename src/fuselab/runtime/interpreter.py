@@ -201,7 +201,7 @@ def _module_of_file(path: Path) -> ModuleType:
         name, root = f"{root.name}.{name}", root.parent
     whole = name.partition(".")[0]
     if package and whole in sys.stdlib_module_names:  # whose module must stay what it is
-        return _module_in_place_of(path, root / whole, name)
+        return _module_in_place_of(path, changed, root / whole, name)
     if package and str(root) not in sys.path:
         sys.path.insert(0, str(root))
     elif not package and str(path.parent) not in sys.path:
@@ -227,13 +227,12 @@ def _module_of_file(path: Path) -> ModuleType:
     return module
 
 
-def _module_in_place_of(path: Path, folder: Path, name: str) -> ModuleType:
+def _module_in_place_of(path: Path, changed: int, folder: Path, name: str) -> ModuleType:
     """Return a file of a package that has the name of a module of Python, under another name."""
     whole, _, rest = name.partition(".")
     alias = f"fuselab_user_{whole}"
     known = sys.modules.get(f"{alias}.{rest}")
-    if getattr(known, "_fuselab_loaded", None) == (path, path.stat().st_mtime_ns):
-        assert known is not None
+    if known is not None and getattr(known, "_fuselab_loaded", None) == (path, changed):
         return known
     for one in [one for one in sys.modules if one.partition(".")[0] == alias]:
         del sys.modules[one]
@@ -245,7 +244,7 @@ def _module_in_place_of(path: Path, folder: Path, name: str) -> ModuleType:
     package = sys.modules[alias] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(package)
     module = importlib.import_module(f"{alias}.{rest}")
-    module._fuselab_loaded = path, path.stat().st_mtime_ns  # type: ignore[attr-defined]
+    module._fuselab_loaded = path, changed  # type: ignore[attr-defined]
     return module
 
 
