@@ -123,6 +123,12 @@ def held_codebook(x, codebook):
     return x + (codebook.detach()[place] - x).detach()
 
 
+def modulated(x, modulation):
+    """Each sixth of the modulation's rows is one row, which is repeated."""
+    shift, scale, gate, _, _, _ = modulation.chunk(6, 1)
+    return x + gate * (F.layer_norm(x, (8,)) * (1 + scale) + shift)
+
+
 def shapes(*sizes: Sequence[int]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(len(sizes))
     return [torch.randn(tuple(one), generator=generator) for one in sizes]
@@ -150,6 +156,7 @@ CASES: dict[Callable[..., Any], list[list[tuple[int, ...]]]] = {
     mean_of_rows: [[(6, 8)], [(0, 8)], [(1, 3)]],
     regrouped_by_another: [[(12, 8), (6, 4)], [(6, 4), (8, 2)], [(6, 4), (3, 2)]],
     held_codebook: [[(6, 8), (5, 8)], [(1, 1), (1, 1)], [(3, 2), (9, 2)]],
+    modulated: [[(3, 5, 8), (3, 6, 8)], [(2, 7, 8), (2, 6, 8)], [(2, 2, 8), (2, 12, 8)]],
     one_step: [[(20, 30), (20,), (30,)], [(7, 5), (7,), (5,)]],
 }
 

@@ -31,13 +31,16 @@ def equal_sizes(graph: fx.Graph) -> dict[sympy.Symbol, sympy.Expr]:
     """Return the sizes that pointwise operators and choices of elements have found equal to an
     expression of others: PyTorch goes on with both.
 
-    Such a size is the half of another. Where products are equal, as where two tensors are flattened
+    Such a size is the half of another. One that is repeated is 1, as the sixth of a size that is 6:
+    that size is the example's then. Where products are equal, as where two tensors are flattened
     before they meet, the factors are: PyTorch would allow others with the same product.
     """
     found: dict[sympy.Symbol, sympy.Expr] = {}
     for one, other, hint in _equal_pairs(graph):
         one, other = with_symbols(one, found), with_symbols(other, found)
-        if one.is_Symbol and not one.free_symbols & other.free_symbols:
+        if other == 1:
+            equal = {symbol: sympy.Integer(hint[symbol]) for symbol in one.free_symbols}
+        elif one.is_Symbol and not one.free_symbols & other.free_symbols:
             equal = {one: other}
         else:
             equal = _equal_factors(one, other, hint)
@@ -63,6 +66,14 @@ def _equal_pairs(
                 is_new = one != other and not (one.is_Symbol and other.is_Symbol)
                 if is_new and size.node.hint == whole.node.hint:
                     yield one, other, hints
+            if _is_repeated(size, whole) and size.node.expr.free_symbols <= hints.keys():
+                yield size.node.expr, sympy.Integer(1), hints
+
+
+def _is_repeated(size: Any, whole: Any) -> bool:
+    """Return whether a size that is not a number is 1 in the example where its dimension becomes a
+    longer one."""
+    return isinstance(size, torch.SymInt) and hint_of(size) == 1 != hint_of(whole)
 
 
 def _sizes_that_meet(node: fx.Node) -> Iterator[tuple[Any, Any]]:

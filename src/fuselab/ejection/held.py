@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import sympy
 
+from fuselab.ejection.exact_sizes import in_example
 from fuselab.ejection.loops import Node, Pieces, Regrouped, Window
 from fuselab.ejection.plan import Sizes
 from fuselab.ejection.stored import constant_of, leaves, paths
@@ -43,15 +45,24 @@ class Held:
         end = self.sizes.text(sympy.expand(start + step * length))
         return f"{text}[{':, ' * dim}{self.sizes.text(start)} : {end} : {step}]"
 
+    def numel(self, node: Node) -> int:
+        """Return how many elements a tensor has in the example."""
+        return math.prod(in_example(size, self.sizes.hints) for size in node.sizes)
+
     def allocated(self, whole: Pieces, name: str) -> Iterator[str]:
         """Take ``name`` for what is put together, and yield the statements that fill its parts that
-        are the same number everywhere."""
+        are the same number everywhere. Where most of it is zero, all of it is filled: memory in one
+        line is filled faster than a smaller part that lies apart."""
         self.texts[whole] = name
+        zeros = [leaf for leaf in leaves(whole) if (held := constant_of(leaf)) and held.value == 0]
+        is_sparse = 2 * sum(map(self.numel, zeros)) >= self.numel(whole)
+        if is_sparse:
+            yield f"{name}.zero_()"
         for leaf, path in paths(whole).items():
             text = name
             for dim, part in path:
                 text = self.slice(text, part, dim, part.start, part.step)
             self.texts[leaf] = text
             number = constant_of(leaf)
-            if number is not None:
+            if number is not None and not (is_sparse and number.value == 0):
                 yield f"{text}.fill_({number.value!r})"

@@ -254,6 +254,7 @@ class Sizes:
         self.names: dict[sympy.Symbol, str] = {}
         self.places = captured.sizes
         self.equal = captured.equal
+        self.hints = captured.hints
         for symbol, (argument, dim) in captured.sizes.items():
             rank = ranks[argument]
             wanted = _DIMS[rank][dim] if rank in _DIMS else f"dim_{dim}"
