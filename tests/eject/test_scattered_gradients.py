@@ -75,7 +75,7 @@ def test_interpreted_triton(folders: Callable[[Any], Path], format_: torch.memor
 
 
 def test_the_order_of_a_scattered_sum_is_told(folders: Callable[[Any], Path]) -> None:
-    assert "scatter_add_" in (load_op(str(folders(largest))).nondeterministic or "")
+    assert "any order" in (load_op(str(folders(largest))).nondeterministic or "")
     assert load_op(str(folders(mean))).nondeterministic is None
 
 

@@ -22,7 +22,8 @@ from fuselab.ejection.stored import constant_of
 
 ONE = sympy.Integer(1)
 MOST_COPIES = 8  # of an edge; more would be slower than a PyTorch call
-ADDED = "added_along"  # the function of runtime/scatter.py that adds at positions
+# The functions of runtime/scatter.py that add at positions along one dimension and along several.
+ADDED, ADDED_AT = "added_along", "added_at"
 
 
 class ChosenElements(Steps):
@@ -426,7 +427,7 @@ class ChosenElements(Steps):
         """Return ``base`` with values added at positions, in the call ``template``, in which
         ``BASE`` stands for a copy of it."""
         start: object = base
-        text = "{1}.to({2}, copy=True)"
+        text = "{1}.to({2}, copy=True, memory_format=torch.contiguous_format)"
         if _is_zero(base):
             start, text = base.sizes, "torch.zeros({1}, dtype={2}, device={0}.device)"
         return self.call(node, template.replace("BASE", text), values, start, base.kind, *rest)
@@ -448,8 +449,7 @@ class ChosenElements(Steps):
         sizes = self.sizes_of(node)
         return self.call(
             node,
-            f"{ADDED}(torch.zeros({{1}}, dtype={{2}}, device={{0}}.device), "
-            "0, {3}, {0}.to({2}))",
+            f"{ADDED}(torch.zeros({{1}}, dtype={{2}}, device={{0}}.device), 0, {{3}}, {{0}})",
             gradient, sizes, "float", index,
         )  # fmt: skip
 
@@ -472,7 +472,12 @@ class ChosenElements(Steps):
         values: Node,
         accumulates: bool,
     ) -> Node:
-        """Return ``base`` with values put at indices, or added there in a fixed order."""
+        """Return ``base`` with values put at indices, or added there."""
+        dim = next((place for place, one in enumerate(indices) if one is not None), 0)
+        behind = indices[dim:]
+        if accumulates and base.kind == "float" and base.sizes and None not in behind:
+            template = f"{ADDED_AT}(BASE, {{4}}, {{3}}, {{0}})"
+            return self.added(node, base, template, values, tuple(behind), dim)
         adds = ", accumulate=True" if accumulates else ""
         template = f"BASE.index_put_({{3}}, {{0}}.to({{2}}){adds})"
         if None in indices:  # which the method does not take
@@ -511,7 +516,7 @@ class ChosenElements(Steps):
         dim, values = node.args[1] % len(base.sizes), self.known[node.args[3]]
         if not index.sizes:
             return self.put(node, base, (*[None] * dim, index), values, True)
-        template = f"{ADDED}(BASE, {{4}}, {{3}}, {{0}}.to({{2}}))"
+        template = f"{ADDED}(BASE, {{4}}, {{3}}, {{0}})"
         return self.added(node, base, template, values, index, dim)
 
     def op_index_copy(self, node: FxNode) -> Node:

@@ -18,6 +18,7 @@ from fuselab.ejection.capture import (
     argument_name,
     capture,
 )
+from fuselab.ejection.chosen import ADDED, ADDED_AT
 from fuselab.ejection.definitions import definitions_in_formulas, definitions_in_kernels
 from fuselab.ejection.exact_sizes import exact_size
 from fuselab.ejection.hand_over import with_handed_over
@@ -37,7 +38,8 @@ from fuselab.errors import EjectError
 from fuselab.op import dtype_name
 
 # What a contract says of a package with such a call (``FusedOp.nondeterministic``).
-UNORDERED = "on a GPU PyTorch's scatter_add_ adds what goes to one position in any order"
+UNORDERED = "on a GPU atomic additions reach one position in any order"
+_ADDING = (ADDED, ADDED_AT, "scatter_add_")  # what such a call contains
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,10 @@ class Package:
     def is_unordered(self) -> bool:
         """Whether a PyTorch call adds up elements in an order that is not fixed."""
         nodes = in_order(self.program.results)
-        return any(isinstance(one, Call) and "scatter_add_" in one.operator for one in nodes)
+        return any(
+            isinstance(one, Call) and any(adding in one.operator for adding in _ADDING)
+            for one in nodes
+        )
 
     @property
     def keeps_gradient(self) -> tuple[bool, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fuselab.ejection import emit_cpp, emit_cuda, emit_triton
-from fuselab.ejection.chosen import ADDED
+from fuselab.ejection.chosen import ADDED, ADDED_AT
 from fuselab.ejection.fold import formatted
 from fuselab.ejection.kernels import in_order
 from fuselab.ejection.loops import Call
@@ -147,8 +147,8 @@ def allocation(package: Package) -> str:
 def call_imports(package: Package) -> list[str]:
     """Return the line that imports what the PyTorch calls of the launchers are made with."""
     calls = [one.operator for one in in_order(package.program.results) if isinstance(one, Call)]
-    is_used = any(ADDED in call for call in calls)
-    return [f"from fuselab.runtime.scatter import {ADDED}"] if is_used else []
+    used = [one for one in (ADDED, ADDED_AT) if any(f"{one}(" in call for call in calls)]
+    return [f"from fuselab.runtime.scatter import {', '.join(used)}"] if used else []
 
 
 def gradient_import(package: Package) -> list[str]:

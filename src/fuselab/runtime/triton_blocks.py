@@ -90,11 +90,15 @@ def counts_of(swept: Sweep, column_loops: int) -> tuple[int, int]:
     return math.prod(sizes[:first]), math.prod(sizes[first:])
 
 
-def tile(swept: Sweep, width: int, doublings: int, elements: int = FLAT_TILE) -> Block:
-    """Return the tile of a kernel without reductions; the widest element has ``width`` bytes. Where
-    an operand is transposed, tiles are square, so that cache lines are used whole. Where elements
-    are loaded one by one, many for each thread would be many cache lines for each."""
-    loops = _column_loops(swept, width)
+def tile(swept: Sweep, width: int, doublings: int) -> Block:
+    """Return the tile of a kernel without reductions; the widest element has ``width`` bytes."""
+    return _tile(swept, width, doublings, FLAT_TILE, _column_loops(swept, width))
+
+
+def _tile(swept: Sweep, width: int, doublings: int, elements: int, loops: int) -> Block:
+    """Return a tile whose columns are the last ``loops`` loops. Where an operand is transposed,
+    tiles are square, so that cache lines are used whole. Where elements are loaded one by one, many
+    for each thread would be many cache lines for each."""
     rows, columns = counts_of(swept, loops)
     # Fewer columns than fill a sector make no tile that uses sectors whole.
     is_transposed = _lies_apart(swept, width) and columns * width >= SECTOR_BYTES
@@ -189,6 +193,8 @@ def block_of_rows(
         elif is_light:  # half cache lines, for twice as many programs
             down = max(1, line // 2)
             across = 2 * looped // down
+        elif _has_rows_apart(swept):  # whole cache lines of both kinds of operands
+            down, across = line, line
         else:
             down, across = line, looped // 2 // line
     elif reduces_only and _of_columns(swept) >= SEVERAL:
@@ -201,7 +207,7 @@ def block_of_rows(
         down, across = 1, _wide(swept.columns.sizes[-1], looped)
     elif reduces_only and 1 < swept.sharing_rows <= MOST_SHARING and whole > SHARED_COLUMNS:
         down, across = min(rows, SHARING_ROWS), SHARED_COLUMNS
-    elif whole <= ONE_BLOCK:
+    elif whole <= _one_block(width, reads):
         if reducing.sums:
             elements //= 2 if reads <= MOST_SUMMED else 8
         elif reads > 1:  # each thread has several operands in registers
@@ -224,8 +230,10 @@ def block_of_rows(
     block = Block(down, across, _warps(down * across, of_a_warp, least))
     if whole <= FEW_COLUMNS and reads < 2 and reduces_only:
         # Each warp has all columns of its rows: the warps of a tile need not tell each other sums.
-        # With several operands a warp's threads would have too much in registers.
-        block = replace(block, warps=max(1, down * across // TILE))
+        # With several operands a warp's threads would have too much in registers, as with as many
+        # loads as there are elements.
+        of_a_warp = TILE if columns % 4 == 0 else _WARP_ELEMENTS // 2
+        block = replace(block, warps=max(1, down * across // of_a_warp))
     # Each program of neighbouring rows reads the partial results of all, so that many small shares
     # cost more than they bring.
     shared_by = PROGRAMS_PER_MULTIPROCESSOR
@@ -251,6 +259,13 @@ def block_of_rows(
     if 2 * programs <= gpu_limits.multiprocessors(device):  # each has one for itself
         block = replace(block, warps=min(16, 2 * block.warps))
     return replace(block, parts=parts)
+
+
+def _one_block(width: int, reads: int) -> int:
+    """Return the most elements of rows of ``reads`` operands that are kept in registers as a whole.
+    More than half of the registers of a multiprocessor would leave nothing to load into while a
+    program computes; elements of 16 bits are kept as such."""
+    return ONE_BLOCK if width <= 2 else ONE_BLOCK * 4 // (width * max(1, reads))
 
 
 def is_read_once(
@@ -329,6 +344,8 @@ def _of_a_warp(
     if operands > MOST_OPERANDS and not reducing.stores_columns:
         return _WARP_ELEMENTS // 2
     if swept.rows_are_contiguous:
+        if _are_narrow_loads(swept) or _has_rows_apart(swept):
+            return _WARP_ELEMENTS // 2
         is_light = reducing.stores_columns and reads < 2
         # Its operands and its sums are in a thread's registers.
         is_heavy = reads + reducing.reductions > MOST_HELD
@@ -338,10 +355,24 @@ def _of_a_warp(
         # Long rows of which results are kept too, and short ones of which none are.
         is_long = columns > (2 * TILE if width <= 2 else TILE // 2)
         several = rows == 1 and reads > 1 and bool(writes) == is_long
+        several = several or (rows == 1 and width > 2 and reads > 1 and reducing.sweeps > 2)
         return _WARP_ELEMENTS // 2 if several else _WARP_ELEMENTS
     if writes:
         return _WARP_ELEMENTS // (2 if reads > 1 else 1)
     return _WARP_ELEMENTS // (4 if reads > 1 or _reduces_alone(reducing, writes) else 2)
+
+
+def _are_narrow_loads(swept: Sweep) -> bool:
+    """Return whether neighbouring rows end where no pack of elements does, so that each element is
+    a load of its own."""
+    return bool(swept.rows.sizes) and swept.rows.sizes[-1] % 8 != 0
+
+
+def _has_rows_apart(swept: Sweep) -> bool:
+    """Return whether an operand that is read has its columns in one line in memory, where those
+    that ``rows_are_contiguous`` tells of have their rows so."""
+    steps = zip(swept.rows.strides[: swept.read], swept.columns.strides, strict=False)
+    return any(columns[-1] == 1 and any(rows) for rows, columns in steps)
 
 
 def _reduces_alone(reducing: Reducing, writes: int) -> bool:
@@ -364,7 +395,7 @@ def _full(swept: Sweep) -> tuple[int, int]:
 
 def block_of_columns(swept: Sweep, width: int, doublings: int, device: torch.device) -> Block:
     """Return the block of a kernel that has sums over its rows and no other reductions."""
-    block = tile(swept, width, doublings, TILE)
+    block = _tile(swept, width, doublings, TILE, len(swept.columns.sizes))
     blocks = ceil_div(swept.rows.numel, block.rows)
     across = ceil_div(swept.columns.numel, block.columns)
     warps = _summing_warps(width)
