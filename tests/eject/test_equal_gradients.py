@@ -3,6 +3,7 @@ at all where it is the upstream gradient."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 import fuselab
+from fuselab.ejection.eject import ejected
 from fuselab.prove.load import load_op
 from fuselab.runtime import autograd_node
 
@@ -26,6 +28,24 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         residual_scale, torch.randn(4, 96), torch.randn(4, 96), torch.randn(96), out=folder
     )
     return folder
+
+
+def scale_residual(x: Tensor, weight: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    hidden = x + residual
+    return torch.nn.functional.rms_norm(hidden, hidden.shape[-1:], weight), hidden
+
+
+def test_it_is_stored_where_it_is_computed() -> None:
+    """Not by the sum for the argument between the two: that joins the kernel of both."""
+    made = ejected(
+        scale_residual, (torch.randn(4, 96), torch.randn(96), torch.randn(4, 96)), {}, "scale"
+    )
+    text = made.files["triton_kernels.py"]
+    assert re.findall(r"def (scale\w*)\(", text) == [
+        "scale",
+        "scale_backward",
+        "scale_backward_sums",
+    ]
 
 
 def test_the_package_declares_it(package: Path) -> None:

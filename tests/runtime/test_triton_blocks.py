@@ -21,6 +21,7 @@ from fuselab.runtime.triton_blocks import (
     TILE,
     Block,
     Reducing,
+    block_of_columns,
     block_of_rows,
     has_nested_columns,
     is_read_once,
@@ -359,3 +360,64 @@ def test_rows_that_are_also_summed_are_few_at_a_time(monkeypatch: pytest.MonkeyP
         block = blocks_on_an_h200(monkeypatch, over, Reducing(1, 1, True, sums=1))
         found.append((block.rows, block.warps, block.turns))
     assert found == [(4, 2, 6), (4, 2, 12), (1, 1, 24)]
+
+
+@pytest.mark.parametrize("columns", [1, 7, 13, 100, 511, 1000, 4096])
+def test_sums_over_rows_own_columns_alone(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """A program owns no more columns than there are: rows that follow them in memory are none."""
+    monkeypatch.setattr(gpu_limits, "multiprocessors", lambda device: 132)
+    x = torch.empty(65536, columns, device="meta")
+    total = torch.empty(columns, device="meta")
+    sizes = {"length": 65536}, {"width": columns}
+    over = Sweep(*sizes, [(x, "length width")], [(x, "length width"), (total, "width")])
+    block = block_of_columns(over, 4, 0, torch.device("cuda"))
+    assert block.columns <= max(16, 2 * columns)
+    assert block.rows * block.columns >= 1024
+    programs = -(-65536 // (block.rows * block.turns)) * -(-columns // block.columns)
+    assert min(264, 32 * columns) <= programs <= 2048
+
+
+def test_heavy_blocks_of_neighbouring_rows_have_more_warps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that end where no pack does, and parts of operands, count as the whole ones do."""
+    x = torch.empty(64, 1024, 512, device="meta")
+    sizes = {"width": 512}, {"batch": 64, "length": 1023}
+    parts = [(x[:, first : first + 1023], "batch length width") for first in (0, 1) * 3]
+    total = torch.empty(512, device="meta")
+    few, many = (
+        blocks_on_an_h200(
+            monkeypatch, Sweep(*sizes, parts[:count], [(total, "width")]), Reducing(1, 1)
+        )
+        for count in (1, 6)
+    )
+    assert many.rows * many.columns // many.warps < few.rows * few.columns // few.warps
+    y = torch.empty(16384, 50, 33, device="meta", dtype=torch.bfloat16)
+    rows, columns = {"batch": 16384, "width": 33}, {"length": 50}
+    odd = Sweep(rows, columns, [(y, "batch length width")], [(y, "batch length width")])
+    block = blocks_on_an_h200(monkeypatch, odd, Reducing(2, 2, stores_columns=True))
+    assert (block.rows, block.columns, block.warps) == (64, 64, 8)
+
+
+@pytest.mark.parametrize(("reads", "columns"), [(1, 16384), (2, 2048)])
+def test_long_rows_of_several_operands_are_not_held(
+    monkeypatch: pytest.MonkeyPatch, reads: int, columns: int
+) -> None:
+    """In float32 two operands of 10007 columns would take all registers of a multiprocessor."""
+    monkeypatch.setattr(gpu_limits, "multiprocessors", lambda device: 132)
+    x = torch.empty(1024, 10007, device="meta")
+    sizes = {"length": 1024}, {"width": 10007}
+    read = [(x, "length width")] * reads
+    over = Sweep(*sizes, read, [(x, "length width")])
+    block = block_of_rows(over, 4, 0, Reducing(1, 1, stores_columns=True), torch.device("cuda"))
+    assert block.columns == columns
+
+
+def test_few_elements_of_many_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_limits, "multiprocessors", lambda device: 132)
+    x = torch.empty(64, 512, 1024, device="meta", dtype=torch.bfloat16)
+    dims = "batch length width"
+    sizes = {"batch": 64, "length": 512, "width": 1024}
+    few, many = (
+        tile(Sweep(sizes, {}, [(x, dims)] * count, [(x, dims)]), 2, 0) for count in (3, 12)
+    )
+    of_a_thread = [one.rows * one.columns // (32 * one.warps) for one in (few, many)]
+    assert of_a_thread == [16, 4]

@@ -26,7 +26,7 @@ from fuselab.ejection.kernels import Kernel, in_order, without_floors
 from fuselab.ejection.loops import SAME, Call, Input, Node, Pieces, Pointwise
 from fuselab.ejection.lower import Program, lower
 from fuselab.ejection.plan import KernelPlan, Namer, Sizes, kernel_name, planned
-from fuselab.ejection.read_apart import with_values_read_apart
+from fuselab.ejection.read_apart import WORTH_ON_A_GPU, with_values_read_apart
 from fuselab.ejection.residuals import Residual, with_outputs, with_residuals
 from fuselab.ejection.returned import Returned
 from fuselab.ejection.roundings import coarsest_rounding
@@ -375,13 +375,13 @@ def planned_package(
         program, residuals = with_residuals(program, captured, [*taken, *upstream, *output_names])
     names |= {one.node: one.kept.name for one in residuals}
     results = [*program.outputs, *(one.node for one in residuals)]
-    kernels = list(map(SummingKernel, in_running_order(scheduled(results, captured.hints))))
+    kernels = list(map(SummingKernel, _ordered(results, captured.hints)))
     forward = _plans(kernel_name(name), kernels, results, captured, sizes, names)
     for argument, gradient in zip(captured.arguments, program.gradients, strict=True):
         if gradient is not None:
             names.setdefault(gradient, f"grad_{argument.name}")
-    gradients = [node for node in program.gradients if node is not None]
-    ordered = in_running_order(scheduled(gradients, captured.hints))
+    gradients = _copies_behind([node for node in program.gradients if node is not None])
+    ordered = _ordered(gradients, captured.hints)
     label = f"{name}_backward"
     kernels = list(map(SummingKernel, ordered))
     backward = _plans(label, kernels, gradients, captured, sizes, names)
@@ -553,6 +553,27 @@ def each_of_its_own(program: Program, outputs: Sequence[str], captured: Captured
         outputs=own(program.outputs, outputs),
         gradients=own(program.gradients, gradients),
     )
+
+
+def _copies_behind(results: Sequence[Node]) -> list[Node]:
+    """Return results in an order in which those that are copies of others follow these, so that the
+    kernel that computes the one stores the other, too."""
+    copies: dict[Node, list[Node]] = {}
+    for node in results:
+        if isinstance(node, Pointwise) and node.function == "same":
+            copies.setdefault(node.operands[0], []).append(node)  # type: ignore[arg-type]
+    behind = {copy for source in results for copy in copies.get(source, ())}
+    found: list[Node] = []
+    for node in results:
+        if node not in behind:
+            found += [node, *copies.get(node, ())]
+    return found
+
+
+def _ordered(results: Sequence[Node], hints: Mapping[sympy.Symbol, int]) -> list[Kernel]:
+    """Return the kernels for ``results`` in the order in which they run."""
+    kernels = scheduled(results, hints)
+    return in_running_order(with_values_read_apart(results, kernels, hints, WORTH_ON_A_GPU))
 
 
 def _plans(

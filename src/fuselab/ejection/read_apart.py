@@ -1,9 +1,11 @@
-"""Choose values that a C++ kernel stores because another reads them at several places.
+"""Choose values that a kernel stores because another reads them at several places.
 
 The gradient of a slice is a value at a shifted place. Where the gradients of several slices are
 added up, each element needs a value at several places, and a kernel that computes it anew at each
 of them loads and divides as many times. Where that is most of its work, one kernel stores the value
-and another one reads it.
+and another one reads it. A GPU computes while it waits for memory, so that there it has to be
+nearly all of the work: the gradient of an edge detector would load each of nine neighbours' nine
+neighbours, eight times.
 """
 
 from __future__ import annotations
@@ -20,20 +22,29 @@ from fuselab.errors import EjectError
 
 # What steps of a kernel cost, in loads of an element of its own place.
 CHOSEN_LOAD, STORE, SLOW, STEP = 2.0, 3.0, 4.0, 0.25
-WORTH = 0.6  # of the cost before
+WORTH = 0.6  # of the cost before, in C++
+WORTH_ON_A_GPU = 0.3
 
 
 def with_values_read_apart(
-    results: Sequence[Node], kernels: Sequence[Kernel], hints: Mapping[sympy.Symbol, int]
+    results: Sequence[Node],
+    kernels: Sequence[Kernel],
+    hints: Mapping[sympy.Symbol, int],
+    worth: float = WORTH,
 ) -> list[Kernel]:
     """Return kernels for ``results`` of which some store values that others read at several places
-    each; ``kernels`` themselves where that would not cost less."""
-    try:
-        apart = [node for kernel in kernels for node in _read_apart(kernel, kernels, hints)]
-        storing = schedule(results, hints, apart) if apart else list(kernels)
-    except (DoesNotFitError, EjectError):  # such a value cannot be stored alone
-        return list(kernels)
-    return storing if _cost(storing) <= WORTH * _cost(kernels) else list(kernels)
+    each, as long as that leaves at most a share ``worth`` of what they cost; ``kernels`` themselves
+    where it leaves more."""
+    held, apart = list(kernels), list[Node]()
+    while more := [node for kernel in held for node in _read_apart(kernel, held, hints)]:
+        try:
+            storing = schedule(results, hints, [*apart, *more])
+        except (DoesNotFitError, EjectError):  # such a value cannot be stored alone
+            break
+        if _cost(storing) > worth * _cost(held):
+            break
+        held, apart = storing, [*apart, *more]
+    return held
 
 
 def _read_apart(

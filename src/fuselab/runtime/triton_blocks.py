@@ -48,6 +48,7 @@ LEAST_PROGRAMS_PER_MULTIPROCESSOR = 4  # with which rows are not shared out to b
 SUMMING_PROGRAMS_PER_MULTIPROCESSOR = 4  # to which rows are shared out that are also summed,
 SUMMING_WARPS_PER_MULTIPROCESSOR = 16  # or more, if they have few warps; half of it in float32
 _WARP_ELEMENTS = 1024  # of a block that a warp works on, of one operand
+_FEW_OF_A_WARP = 128  # elements of each of many operands
 _SHORT = 512  # columns of rows of which a program gets fewer where several operands are read
 
 
@@ -110,6 +111,8 @@ def _tile(swept: Sweep, width: int, doublings: int, elements: int, loops: int) -
         elements = SCATTERED_TILE
     elements = int(elements * 2.0**doublings)
     reads, _ = _full(swept)
+    if swept.read > MOST_OPERANDS:  # a thread has an element of each in its registers
+        of_a_warp = min(of_a_warp, _FEW_OF_A_WARP)
     if not (reads or is_transposed or swept.steps):  # it writes alone
         # What lies along long columns is read again for each row.
         of_columns = _of_columns(swept)
@@ -232,7 +235,8 @@ def block_of_rows(
         # Each warp has all columns of its rows: the warps of a tile need not tell each other sums.
         # With several operands a warp's threads would have too much in registers, as with as many
         # loads as there are elements.
-        of_a_warp = TILE if columns % 4 == 0 else _WARP_ELEMENTS // 2
+        is_packed = columns % 4 == 0 or swept.rows_are_contiguous
+        of_a_warp = TILE if is_packed else _WARP_ELEMENTS // 2
         block = replace(block, warps=max(1, down * across // of_a_warp))
     # Each program of neighbouring rows reads the partial results of all, so that many small shares
     # cost more than they bring.
@@ -348,9 +352,13 @@ def _of_a_warp(
             return _WARP_ELEMENTS // 2
         is_light = reducing.stores_columns and reads < 2
         # Its operands and its sums are in a thread's registers.
+        if _varied(swept) > MOST_HELD:
+            return _WARP_ELEMENTS // 2
         is_heavy = reads + reducing.reductions > MOST_HELD
         is_half = is_heavy or (is_light and not is_whole)
         return _WARP_ELEMENTS if is_half else 2 * _WARP_ELEMENTS
+    if is_whole and columns <= SHARED_COLUMNS and swept.columns.sizes[-1] % 4:
+        return _WARP_ELEMENTS // 4  # each element is a load of its own
     if is_whole:  # a row is kept in registers, that of each operand
         # Long rows of which results are kept too, and short ones of which none are.
         is_long = columns > (2 * TILE if width <= 2 else TILE // 2)
@@ -360,6 +368,13 @@ def _of_a_warp(
     if writes:
         return _WARP_ELEMENTS // (2 if reads > 1 else 1)
     return _WARP_ELEMENTS // (4 if reads > 1 or _reduces_alone(reducing, writes) else 2)
+
+
+def _varied(swept: Sweep) -> int:
+    """Return how many operands that are read have elements for the columns and for the rows: also
+    one of which a part is read, at places that the kernel computes."""
+    steps = zip(swept.rows.strides[: swept.read], swept.columns.strides, strict=False)
+    return sum(any(rows) and any(columns) for rows, columns in steps)
 
 
 def _are_narrow_loads(swept: Sweep) -> bool:
@@ -399,6 +414,8 @@ def block_of_columns(swept: Sweep, width: int, doublings: int, device: torch.dev
     blocks = ceil_div(swept.rows.numel, block.rows)
     across = ceil_div(swept.columns.numel, block.columns)
     warps = _summing_warps(width)
+    if _lies_apart(swept, width):  # each element is a load of its own
+        block, warps = replace(block, warps=min(16, 2 * block.warps)), 2 * warps
     return replace(block, turns=_turns(blocks, across, block, warps, False, device))
 
 
