@@ -61,7 +61,7 @@ def test_a_gpu_adds_the_same(shape: tuple[int, int, int], dtype: torch.dtype) ->
     count = 3 * size
     index = torch.randint(size, (count,), generator=generator, device="cuda")
     values = torch.randn(outer, count, inner, generator=generator, device="cuda").to(dtype)
-    expected = base.double()
+    expected = base.double().clone()
     torch.ops.aten.index_put_(expected, [None, index], values.double(), True)
     found = added_along(base.clone(), 1, index, values)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
