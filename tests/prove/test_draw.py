@@ -102,6 +102,8 @@ def test_layouts_are_what_they_are_called() -> None:
         "expanded rows": (0, 1),
         "expanded middle": (4, 1),
         "one element": (0, 0),
+        "gaps": (11, 2),
+        "transposed gaps": (2, 8),
     }
     assert lay_out(values, "odd offset", CPU).storage_offset() == 4099
     assert lay_out(values, "transposed", CPU).storage_offset() == 0
@@ -245,6 +247,8 @@ def test_outer_dimensions_have_gaps_steps_and_another_order() -> None:
         "swapped": (4, 8, 1),
         "rotated": (12, 1, 3),
         "every other row": (24, 8, 1),
+        "gaps": (39, 12, 2),
+        "transposed gaps": (2, 6, 21),
     }
     for layout, strides in expected.items():
         laid_out = lay_out(values, layout, CPU)

@@ -177,7 +177,7 @@ CHECKS = (
         "patterns",
         all_is_right,
         values=("normal", *PATTERNS),
-        quick=4 * len(PATTERNS),
+        quick=6 * len(PATTERNS),
         full=12 * len(PATTERNS),
         max_numel=1024,
         turns=True,

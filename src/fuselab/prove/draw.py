@@ -69,6 +69,8 @@ LAYOUTS = (
     "expanded rows",
     "expanded middle",
     "one element",
+    "gaps",
+    "transposed gaps",
 )
 # Rows that begin one element behind each other, as ``Tensor.unfold``'s; never of what is written.
 WINDOWS = "windows"
@@ -577,6 +579,11 @@ def _strides(shape: Sequence[int], layout: str) -> tuple[list[int], int, int]:
     elif layout == "every other row" and dims > 1:
         padding[-1] = shape[-1]
         offset = 1
+    elif layout in ("gaps", "transposed gaps"):  # as x[:, :k, ::2]: no two dimensions are one
+        step = 2
+        padding = [2 + place for place in range(dims)]
+        if layout == "transposed gaps":
+            order.reverse()
     elif layout == "far rows" and dims > 1 and math.prod(shape[:-1]) <= _MOST_FAR:
         padding[-1] = FAR_STRIDE
     elif layout == "far elements" and math.prod(shape) <= _MOST_FAR:

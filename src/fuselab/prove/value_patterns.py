@@ -35,6 +35,33 @@ def _opposite(normal: Tensor, dtype: torch.dtype) -> Tensor:
     return pairs
 
 
+def _alternating(normal: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return numbers of which each has another sign than its neighbours in the row."""
+    return torch.where(_is_odd(normal, 1), -normal.abs(), normal.abs())
+
+
+def _checkerboard(normal: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return numbers of which every other one is 0, in each row other ones than in the one before
+    it."""
+    return torch.where(_is_odd(normal, 2), 0.0, normal)
+
+
+def _zero_rows(normal: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return numbers of which every other row is 0, as a batch's padding is; of a single row, every
+    other number."""
+    if normal.ndim < 2:
+        return torch.where(_is_odd(normal, 1), 0.0, normal)
+    return torch.where(_is_odd(normal[..., 0], 1).unsqueeze(-1), 0.0, normal)
+
+
+def _is_odd(tensor: Tensor, dims: int) -> Tensor:
+    """Return whether the positions along the last ``dims`` dimensions add up to an odd number."""
+    total = torch.zeros((), dtype=torch.int64)
+    for size in tensor.shape[max(0, tensor.ndim - dims) :]:
+        total = total.unsqueeze(-1) + torch.arange(size)
+    return (total % 2 == 1).expand(tensor.shape)
+
+
 def _far_from_zero(normal: Tensor, dtype: torch.dtype) -> Tensor:
     """Return numbers near a large one, whose differences the dtype just holds."""
     return (64.0 if dtype.itemsize == 2 else 8192.0) + normal
@@ -59,6 +86,9 @@ PATTERNS: dict[str, Pattern] = {
     "one-hot": _one_hot,
     "equal rows": _rows_alike,
     "opposite pairs": _opposite,
+    "alternating signs": _alternating,
+    "checkerboard of zeros": _checkerboard,
+    "zero rows": _zero_rows,
     "positive": lambda normal, dtype: normal.abs(),
     "negative": lambda normal, dtype: -normal.abs(),
     "far from zero": _far_from_zero,

@@ -78,6 +78,23 @@ def outer_step_ignored(device: str) -> FusedOp:
 
 
 @caught_by("strides")
+def gaps_everywhere_ignored(device: str) -> FusedOp:
+    """Has a path for two loops, and none for three that no two strides of which make one."""
+
+    def has_gaps(input: Tensor) -> bool:
+        strides = sorted(zip(input.stride(), input.shape, strict=True))
+        return (
+            input.ndim == 3
+            and min(input.shape) > 1
+            and strides[0][0] > 1
+            and strides[1][0] > strides[0][0] * strides[0][1]
+            and strides[2][0] > strides[1][0] * strides[1][1]
+        )
+
+    return misread_where("gaps_everywhere_ignored", device, has_gaps)
+
+
+@caught_by("strides")
 def windows_taken_for_a_transposition(device: str) -> FusedOp:
     """Tells rows from columns by the larger stride, and those of ``Tensor.unfold`` are equal."""
 

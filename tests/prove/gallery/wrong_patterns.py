@@ -78,6 +78,40 @@ def wrong_for_pairs_that_cancel(device: str) -> FusedOp:
 
 
 @caught_by("patterns")
+def wrong_for_alternating_signs(device: str) -> FusedOp:
+    """Adds up neighbours first, which cancel."""
+
+    def is_alternating(tensor: Tensor) -> bool:
+        return tensor.shape[-1] > 3 and bool((tensor[..., 1:] * tensor[..., :-1] < 0).all())
+
+    return wrong_where("wrong_for_alternating_signs", device, is_alternating)
+
+
+@caught_by("patterns")
+def wrong_for_every_other_zero(device: str) -> FusedOp:
+    """Takes a path of its own where half of the numbers is 0, as sparse kernels do."""
+
+    def is_half_zero(tensor: Tensor) -> bool:
+        both = (tensor[..., 1:] == 0) ^ (tensor[..., :-1] == 0)
+        return tensor.shape[-1] > 3 and bool(both.all())
+
+    return wrong_where("wrong_for_every_other_zero", device, is_half_zero)
+
+
+@caught_by("patterns")
+def wrong_for_rows_of_padding(device: str) -> FusedOp:
+    """Skips rows of zeros, and loses count of the rows."""
+
+    def has_zero_rows(tensor: Tensor) -> bool:
+        if tensor.ndim < 2 or not tensor.numel():
+            return False
+        is_zero = (tensor == 0).all(-1)
+        return bool(is_zero.any()) and not bool(is_zero.all()) and bool(tensor[~is_zero].all())
+
+    return wrong_where("wrong_for_rows_of_padding", device, has_zero_rows)
+
+
+@caught_by("patterns")
 def wrong_for_negative_numbers(device: str) -> FusedOp:
     return wrong_where("wrong_for_negative_numbers", device, lambda one: bool((one < 0).all()))
 
