@@ -32,6 +32,7 @@ SHARED_COLUMNS = 16  # and columns
 MOST_SUMMED = 5  # operands of several rows at a time of a kernel that also sums over rows
 MOST_OPERANDS = 8  # with which a thread has a full number of elements in registers
 MOST_HELD = 3  # operands and reductions of a block of neighbouring rows, likewise
+MOST_VARIED = 4  # operands of such a block with which a thread has a full number of elements
 MOST_CHOSEN = 32  # columns of a window that are visited one by one, each in many rows
 SHUFFLED_COLUMNS = 128  # of a tile whose columns lie in several loops and apart in memory
 WINDOW_ROWS = 256  # of a block of windows
@@ -352,7 +353,7 @@ def _of_a_warp(
             return _WARP_ELEMENTS // 2
         is_light = reducing.stores_columns and reads < 2
         # Its operands and its sums are in a thread's registers.
-        if _varied(swept) > MOST_HELD:
+        if _varied(swept) > MOST_VARIED:
             return _WARP_ELEMENTS // 2
         is_heavy = reads + reducing.reductions > MOST_HELD
         is_half = is_heavy or (is_light and not is_whole)

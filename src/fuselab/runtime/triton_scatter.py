@@ -1,6 +1,6 @@
 """The Triton kernel that adds rows at positions, by atomic additions."""
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
