@@ -3,6 +3,7 @@ another kernel reads, values that are needed at several places, and values of wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,6 +100,41 @@ def test_a_function_of_a_sum_is_stored_in_its_place(tmp_path):
     compare_cpp(folder, [x])
     compare_cpp(folder, [normal(2, 5, 17, 3)])
     compare_interpreted(folder, [x])
+
+
+def weighted_by_softmax(x: Tensor, scores: Tensor) -> Tensor:
+    return (x * torch.softmax(scores, -1).unsqueeze(-1)).sum(1)
+
+
+def test_shares_that_another_kernel_reads_often_are_stored(tmp_path):
+    """The kernel that sums over the scores stores the softmax, from which the other one computes
+    no exponential for each of its elements."""
+    args = [normal(3, 8, 40), normal(3, 8)]
+    folder = fuselab.eject(weighted_by_softmax, *args, out=tmp_path / "weighted_by_softmax")
+    first, second = forward_kernels(folder)
+    assert "math::exp" in first and "math::exp" not in second
+    compare_cpp(folder, args)
+    compare_cpp(folder, [normal(2, 1, 3), normal(2, 1)])
+    compare_interpreted(folder, args)
+
+
+def edge_strength(x: Tensor) -> Tensor:
+    p = F.pad(x, (1, 1, 1, 1), mode="replicate")
+    across = p[..., :-2, 2:] + 2 * p[..., 1:-1, 2:] + p[..., 2:, 2:]
+    across = across - (p[..., :-2, :-2] + 2 * p[..., 1:-1, :-2] + p[..., 2:, :-2])
+    along = p[..., 2:, :-2] + 2 * p[..., 2:, 1:-1] + p[..., 2:, 2:]
+    along = along - (p[..., :-2, :-2] + 2 * p[..., :-2, 1:-1] + p[..., :-2, 2:])
+    return torch.sqrt(across * across + along * along + 1e-6)
+
+
+def test_a_gpu_does_not_compute_the_same_at_all_neighbours(tmp_path):
+    """Each element of the gradient needs those of eight places, which need nine elements each: the
+    two gradients of a place are stored. Not compiled as C++, which takes minutes."""
+    folder = fuselab.eject(edge_strength, normal(1, 2, 40, 48), out=tmp_path / "edge_strength")
+    text = (folder / "triton_kernels.py").read_text()
+    assert len(re.findall(r"\ndef \w+\(", text)) == 3
+    assert len(re.findall(r"\bload\(", text)) < 150
+    compare_interpreted(folder, [normal(1, 1, 3, 4)])
 
 
 def difference_of_edges(x: Tensor, y: Tensor) -> Tensor:

@@ -17,13 +17,24 @@ import sympy
 
 from fuselab.ejection.functions import CPP_SLOW
 from fuselab.ejection.kernels import Binding, DoesNotFitError, Evaluation, Kernel, schedule
-from fuselab.ejection.loops import Apply, Load, Node, Pointwise, chosen_in, operands_of, walk
+from fuselab.ejection.loops import (
+    Apply,
+    Choice,
+    Load,
+    Node,
+    Pointwise,
+    chosen_in,
+    operands_of,
+    walk,
+)
 from fuselab.errors import EjectError
 
 # What steps of a kernel cost, in loads of an element of its own place.
 CHOSEN_LOAD, STORE, SLOW, STEP = 2.0, 3.0, 4.0, 0.25
 WORTH = 0.6  # of the cost before, in C++
 WORTH_ON_A_GPU = 0.3
+_SUMS = ("add", "sub")
+_MULTIPLES = ("neg", "mul", "div")
 
 
 def with_values_read_apart(
@@ -36,7 +47,9 @@ def with_values_read_apart(
     each, as long as that leaves at most a share ``worth`` of what they cost; ``kernels`` themselves
     where it leaves more."""
     held, apart = list(kernels), list[Node]()
-    while more := [node for kernel in held for node in _read_apart(kernel, held, hints)]:
+    while more := [
+        node for kernel in held for node in _read_apart(kernel, held, hints) if node not in apart
+    ]:
         try:
             storing = schedule(results, hints, [*apart, *more])
         except (DoesNotFitError, EjectError):  # such a value cannot be stored alone
@@ -73,7 +86,40 @@ def _read_apart(
             found[node] = None
         else:
             stack += reversed(operands_of(node))
-    return list(found)
+    return _without_simple_functions(list(found))
+
+
+def _without_simple_functions(nodes: Sequence[Node]) -> list[Node]:
+    """Return the values of which others are multiples or sums, in the place of these: an edge
+    detector's gradients are read with six factors each."""
+    bases = dict.fromkeys(map(_multiplied, nodes))
+    return [
+        node
+        for node in bases
+        if not (
+            isinstance(node, Pointwise)
+            and node.function in _SUMS
+            and all(_multiplied(one) in bases for one in operands_of(node))
+        )
+    ]
+
+
+def _multiplied(node: Node) -> Node:
+    """Return the computed value that a node is a multiple of, or has a border of numbers around."""
+    while isinstance(node, Pointwise) and (source := _only_source(node)) is not None:
+        node = source
+    return node
+
+
+def _only_source(node: Pointwise) -> Pointwise | None:
+    nodes = operands_of(node)
+    if node.function == "where" and len(nodes) == 2 and isinstance(nodes[1], Choice):
+        source = nodes[1].source
+    elif node.function in _MULTIPLES and len(nodes) == 1:
+        (source,) = nodes
+    else:
+        return None
+    return source if isinstance(source, Pointwise) and source.kind == "float" else None
 
 
 def _cost(kernels: Sequence[Kernel]) -> float:

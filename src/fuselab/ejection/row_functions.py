@@ -2,7 +2,8 @@
 
 A kernel that reads what another one has reduced computes a function of it, such as the reciprocal
 of a standard deviation, once for each of its own elements, which are more. The kernel that reduces
-computes it once for each row.
+computes it once for each row. So it does with the shares of a softmax, by which another kernel
+weights vectors: it stores these in place of the row's largest element and sum.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import sympy
 
 from fuselab.ejection.functions import CPP_SLOW
 from fuselab.ejection.kernels import Kernel, ancestors, schedule
-from fuselab.ejection.loops import Node, Pointwise, Reduction, View, operands_of
+from fuselab.ejection.loops import Input, Node, Pointwise, Reduction, View, operands_of
 from fuselab.ejection.stored import numel
 
 LEAST_READS = 4  # elements of the reading kernel for each value
+LEAST_READS_OF_ARGUMENTS = 8  # where the value is computed from arguments, too
 MOST_TRIED = 4  # functions that are tried one by one where not all can be stored
 
 
@@ -65,20 +67,23 @@ def _slow_functions(kernels: Sequence[Kernel], hints: Mapping[sympy.Symbol, int]
             if node in seen or node in others:
                 continue
             seen.add(node)
-            is_read_often = LEAST_READS * numel(node, hints) <= elements
-            if is_read_often and _is_slow_function(node, others):
+            reads = elements / max(1, numel(node, hints))
+            if _is_slow_function(node, others, reads):
                 found[node] = None
             else:
                 stack += reversed(operands_of(node))
     return list(found)
 
 
-def _is_slow_function(node: Node, stored: set[Node]) -> bool:
-    """Return whether a value is a slow function of stored reductions alone, and of numbers."""
-    if not isinstance(node, Pointwise) or node.kind != "float":
+def _is_slow_function(node: Node, stored: set[Node], reads: float) -> bool:
+    """Return whether a value that is read so often is a slow function of stored reductions and of
+    numbers, or, as a softmax is, of arguments too."""
+    if reads < LEAST_READS or not isinstance(node, Pointwise) or node.kind != "float":
         return False
     parts = list(ancestors(node, stored))
     is_slow = any(isinstance(one, Pointwise) and one.function in CPP_SLOW for one in parts)
     reductions = [one for one in parts if isinstance(one, Reduction)]
-    is_known = all(one in stored or isinstance(one, (Pointwise, View)) for one in parts)
+    unknown = [one for one in parts if one not in stored and not isinstance(one, (Pointwise, View))]
+    is_known = reads >= LEAST_READS_OF_ARGUMENTS or not unknown
+    is_known = is_known and all(isinstance(one, Input) for one in unknown)
     return is_slow and is_known and bool(reductions)
