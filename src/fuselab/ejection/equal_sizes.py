@@ -72,8 +72,10 @@ def _equal_pairs(
 
 def _is_repeated(size: Any, whole: Any) -> bool:
     """Return whether a size that is not a number is 1 in the example where its dimension becomes a
-    longer one."""
-    return isinstance(size, torch.SymInt) and hint_of(size) == 1 != hint_of(whole)
+    longer one. A size that depends on values is none in the example."""
+    if not isinstance(size, torch.SymInt) or size.node.hint != 1:
+        return False
+    return bool((whole.node.hint if isinstance(whole, torch.SymInt) else whole) != 1)
 
 
 def _sizes_that_meet(node: fx.Node) -> Iterator[tuple[Any, Any]]:
