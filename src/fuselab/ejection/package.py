@@ -23,7 +23,7 @@ from fuselab.ejection.definitions import definitions_in_formulas, definitions_in
 from fuselab.ejection.exact_sizes import exact_size
 from fuselab.ejection.hand_over import with_handed_over
 from fuselab.ejection.kernels import Kernel, in_order, without_floors
-from fuselab.ejection.loops import SAME, Call, Input, Node, Pieces, Pointwise
+from fuselab.ejection.loops import SAME, Call, Input, Node, Pieces, Pointwise, operands_of
 from fuselab.ejection.lower import Program, lower
 from fuselab.ejection.plan import KernelPlan, Namer, Sizes, kernel_name, planned
 from fuselab.ejection.read_apart import WORTH_ON_A_GPU, with_values_read_apart
@@ -561,7 +561,8 @@ def _copies_behind(results: Sequence[Node]) -> list[Node]:
     copies: dict[Node, list[Node]] = {}
     for node in results:
         if isinstance(node, Pointwise) and node.function == "same":
-            copies.setdefault(node.operands[0], []).append(node)  # type: ignore[arg-type]
+            for source in operands_of(node):
+                copies.setdefault(source, []).append(node)
     behind = {copy for source in results for copy in copies.get(source, ())}
     found: list[Node] = []
     for node in results:
