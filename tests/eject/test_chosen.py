@@ -104,6 +104,23 @@ def adaptive(x):
     return F.adaptive_avg_pool2d(x.relu(), (4, 2)) * 2
 
 
+def largest_of_regions(x):
+    return F.adaptive_max_pool2d(x * 2, (3, 4)).exp()
+
+
+def regions(x):
+    x = x.relu()
+    return F.adaptive_max_pool2d(x, (3, 2)) - F.adaptive_avg_pool2d(x, (3, 2))
+
+
+def more_regions_than_elements(x):
+    return F.adaptive_max_pool1d(x, 7).exp() * F.adaptive_avg_pool1d(x, 7)
+
+
+def largest_of_channels(x):
+    return F.adaptive_max_pool2d(x * 2, 1).flatten(1).tanh()
+
+
 def unfolded(x):
     return x.unfold(1, 4, 2).square().mean(-1)
 
@@ -140,6 +157,10 @@ FUNCTIONS: dict[Callable[..., Any], tuple[Any, ...]] = {
     max_pool: ((2, 3, 9, 7),),
     pooled_halves: ((2, 3, 9, 8), (3,)),
     adaptive: ((2, 3, 8, 6),),
+    largest_of_regions: ((2, 3, 9, 8),),
+    regions: ((2, 3, 8, 8),),
+    more_regions_than_elements: ((2, 3, 4),),
+    largest_of_channels: ((2, 3, 5, 4),),
     unfolded: ((3, 10),),
     diagonal: ((5, 7),),
     larger_image: ((1, 2, 4, 5),),
@@ -182,7 +203,7 @@ def test_interpreted_triton(function: Callable[..., Any], folders: Callable[[Any
     )
 
 
-COMPILED = (embedded, max_pool, average_pool, cropped_and_bordered)
+COMPILED = (embedded, max_pool, average_pool, cropped_and_bordered, regions)
 
 
 def test_emulated_cuda(
@@ -234,6 +255,19 @@ def test_a_pool_reads_channels_last_and_images_without_elements(
     image = torch.randn(2, 3, 12, 11).to(memory_format=torch.channels_last)
     compare(op, cpp.forward, cpp.backward, [image])
     compare(op, cpp.forward, cpp.backward, [torch.randn(0, 3, 6, 6)])
+
+
+def test_adaptive_windows_of_other_sizes(folders: Callable[[Any], Path]) -> None:
+    """Windows whose lengths differ may be of any size not below their number; windows of one
+    length, of each multiple of it."""
+    op = load_op(str(folders(regions)))
+    cpp = op.implementations["cpp"]
+    for sizes in ((1, 2, 3, 2), (2, 1, 10, 6), (1, 3, 12, 4)):
+        compare(op, cpp.forward, cpp.backward, [torch.randn(sizes)])
+    last = torch.randn(2, 3, 7, 6).to(memory_format=torch.channels_last)
+    compare(op, cpp.forward, cpp.backward, [last])
+    assert "no multiple of 2" in (cpp.supports(torch.randn(1, 1, 8, 7)) or "")
+    assert cpp.supports(torch.randn(1, 1, 2, 4)) is not None
 
 
 def test_the_gradient_of_a_pool_goes_to_the_first_of_equal_elements(

@@ -7,6 +7,7 @@ from typing import Any
 
 import sympy
 
+from fuselab.ejection.adaptive_windows import AdaptivePooling
 from fuselab.ejection.calls import source_line
 from fuselab.ejection.graph_nodes import FxNode, arguments_of, expression_of
 from fuselab.ejection.joined_rows import is_reduced
@@ -24,7 +25,6 @@ from fuselab.ejection.loops import (
 )
 from fuselab.ejection.parts import regrouped, unexpanded
 from fuselab.ejection.steps import Sizes, inserted, kind_of, number_of
-from fuselab.ejection.windows import Pooling
 
 BORDER_SHARE = 8  # a border is at most one part in so many of a dimension
 
@@ -35,7 +35,7 @@ def _of_reductions(node: Node) -> bool:
     return any(isinstance(one, Reduction) for one in ancestors(node))
 
 
-class Arrangements(Pooling):
+class Arrangements(AdaptivePooling):
     """Views, which move no data, and cuts and joins of tensors."""
 
     def op_expand(self, node: FxNode) -> Node:

@@ -17,9 +17,9 @@ import sympy
 from fuselab.ejection.calls import source_line
 from fuselab.ejection.capture import user_name
 from fuselab.ejection.chosen import ChosenElements
+from fuselab.ejection.exact_sizes import Floored
 from fuselab.ejection.graph_nodes import FxNode, arguments_of
 from fuselab.ejection.loops import Constant, Node, Reduction, View
-from fuselab.ejection.parts import regrouped
 from fuselab.ejection.steps import number_of
 
 # The most windows over an element whose gradients a kernel gathers, by their dimensions; of more,
@@ -49,8 +49,7 @@ class Windows:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the names of the dimensions."""
-        return ("depth", "height", "width")[3 - self.rank :]
+        return _words(self.rank)
 
     @cached_property
     def window(self) -> tuple[sympy.Expr, ...]:
@@ -70,6 +69,58 @@ class Windows:
     def cover_often(self) -> bool:
         """Whether so many windows can cover an element that its gradient is not gathered."""
         return bool(sympy.prod(self.covering) > _MOST_COVERING[self.rank])
+
+
+@dataclass(frozen=True)
+class AdaptiveWindows:
+    """Adaptive windows over the last dimensions of a tensor, as ``Windows`` has those of a step.
+
+    ``are_equal`` says for each dimension whether all windows have one length. ``covering`` is how
+    many windows can cover an element.
+    """
+
+    sizes: tuple[sympy.Expr, ...]
+    results: tuple[sympy.Expr, ...]
+    are_equal: tuple[bool, ...]
+    covering: tuple[sympy.Expr, ...]
+
+    cover_often = False
+
+    @property
+    def rank(self) -> int:
+        return len(self.results)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return _words(self.rank)
+
+    @cached_property
+    def window(self) -> tuple[sympy.Expr, ...]:
+        """The most elements of a window, along each dimension."""
+        both = zip(self.sizes, self.results, self.are_equal, strict=True)
+        return tuple(
+            _quotient(size, count) if is_equal else Floored(size, count) + 2
+            for size, count, is_equal in both
+        )
+
+
+def _quotient(size: sympy.Expr, count: sympy.Expr) -> sympy.Expr:
+    """Return a size divided by a number of windows that divides it."""
+    return size / count if size.is_number or count == 1 else size // count
+
+
+AnyWindows = Windows | AdaptiveWindows
+
+
+def _words(rank: int) -> tuple[str, ...]:
+    """Return the names of the dimensions of windows."""
+    return ("depth", "height", "width")[3 - rank :]
+
+
+def sizes_of_both(one: Node, other: Node) -> tuple[sympy.Expr, ...]:
+    """Return the sizes of two tensors that are broadcast over each other."""
+    pairs = zip(one.sizes, other.sizes, strict=True)
+    return tuple(second if first == 1 else first for first, second in pairs)
 
 
 class Pooling(ChosenElements):
@@ -106,8 +157,7 @@ class Pooling(ChosenElements):
             if found is None:
                 found = one
                 continue
-            pairs = zip(found.sizes, one.sizes, strict=True)
-            sizes = tuple(other if size == 1 else size for size, other in pairs)
+            sizes = sizes_of_both(found, one)
             found = self.element(node, "is_inside", sizes, "bool", "and", found, one)
         return found
 
@@ -131,11 +181,12 @@ class Pooling(ChosenElements):
     # --- forward
 
     def places_in(
-        self, node: FxNode, windows: Windows, wide: Sequence[sympy.Expr]
+        self, node: FxNode, windows: AnyWindows, wide: Sequence[sympy.Expr]
     ) -> tuple[list[Node], Node | None]:
         """Return the position in the tensor along each dimension of a window's element, and whether
         it is inside; None if it always is. ``wide`` has the sizes of the results, then the
         window's."""
+        assert isinstance(windows, Windows)
         first = len(wide) - 2 * windows.rank
         places, conditions = [], []
         for dim, word in enumerate(windows.words):
@@ -164,7 +215,7 @@ class Pooling(ChosenElements):
         return places, self.both(node, conditions)
 
     def in_windows(
-        self, node: FxNode, source: Node, windows: Windows, results: Sequence[sympy.Expr]
+        self, node: FxNode, source: Node, windows: AnyWindows, results: Sequence[sympy.Expr]
     ) -> tuple[Node, list[Node], Node | None]:
         """Return the elements of all windows, their positions and whether they are inside."""
         wide = (*results, *windows.window)
@@ -181,8 +232,9 @@ class Pooling(ChosenElements):
         if is_inside is None:
             return place
         return self.whole(
-            node, f"inner_{place.name}", is_inside.sizes, "where", is_inside, place, Constant(0)
-        )
+            node, f"inner_{place.name}", sizes_of_both(is_inside, place), "where",
+            is_inside, place, Constant(0),
+        )  # fmt: skip
 
     def over_windows(
         self,
@@ -250,14 +302,20 @@ class Pooling(ChosenElements):
         return count
 
     def product(self, node: FxNode, one: Node, other: Node) -> Node:
-        pairs = zip(one.sizes, other.sizes, strict=True)
-        sizes = tuple(second if first == 1 else first for first, second in pairs)
-        return self.whole(node, "count", sizes, "mul", one, other)
+        return self.whole(node, "count", sizes_of_both(one, other), "mul", one, other)
 
     def op_max_pool2d_with_indices(self, node: FxNode) -> tuple[Node, Node]:
         source: Node = self.known[node.args[0]]
         results = self.floored_sizes(node.meta["val"][0])
-        windows = self.windows_of(node, source, results)
+        return self.largest(node, source, self.windows_of(node, source, results), results)
+
+    op_max_pool3d_with_indices = op_max_pool2d_with_indices
+
+    def largest(
+        self, node: FxNode, source: Node, windows: AnyWindows, results: Sequence[sympy.Expr]
+    ) -> tuple[Node, Node]:
+        """Return the largest element of each window, and its place among all elements of the
+        windows' dimensions."""
         elements, places, is_inside = self.in_windows(node, source, windows, results)
         wide = elements.sizes
         if is_inside is not None:
@@ -287,27 +345,24 @@ class Pooling(ChosenElements):
             place = self.whole(node, place.name, place.sizes, "abs", place)
         return largest, place
 
-    op_max_pool3d_with_indices = op_max_pool2d_with_indices
-
     def flat(
-        self, node: FxNode, places: Sequence[Node], windows: Windows, wide: Sequence[sympy.Expr]
+        self, node: FxNode, places: Sequence[Node], windows: AnyWindows, wide: Sequence[sympy.Expr]
     ) -> Node:
         """Return the position among all elements of the windows' dimensions."""
         found = places[0]
         for place, size in zip(places[1:], windows.sizes[1:], strict=True):
             rows = self.whole(node, "rows", found.sizes, "mul", found, self.size_number(size))
-            pairs = zip(rows.sizes, place.sizes, strict=True)
-            sizes = tuple(other if one == 1 else one for one, other in pairs)
-            found = self.whole(node, "place", sizes, "add", rows, place)
+            found = self.whole(node, "place", sizes_of_both(rows, place), "add", rows, place)
         return found
 
     # --- backward
 
     def covering(
-        self, node: FxNode, windows: Windows, wide: Sequence[sympy.Expr]
+        self, node: FxNode, windows: AnyWindows, wide: Sequence[sympy.Expr]
     ) -> tuple[list[Node], Node | None]:
         """Return along each dimension a window that can cover an element, and whether it does.
         ``wide`` has the sizes of the tensor, then the numbers of windows."""
+        assert isinstance(windows, Windows)
         first = len(wide) - 2 * windows.rank
         places, conditions = [], []
         for dim, word in enumerate(windows.words):
@@ -337,13 +392,12 @@ class Pooling(ChosenElements):
         return places, self.both(node, conditions)
 
     def from_windows(
-        self, node: FxNode, of_windows: Sequence[Node], windows: Windows
-    ) -> tuple[list[Node], Node]:
+        self, node: FxNode, of_windows: Sequence[Node], windows: AnyWindows
+    ) -> tuple[list[Node], Node | None]:
         """Return tensors of results at the windows that can cover each element, and whether they
-        do."""
+        do; None if they always do."""
         sizes = (*self.sizes_of(node), *windows.covering)
         places, is_inside = self.covering(node, windows, sizes)
-        assert is_inside is not None
         first = len(of_windows[0].sizes) - windows.rank
         safe = [self.inside_or_first(node, place, is_inside) for place in places]
         found = [
@@ -354,8 +408,10 @@ class Pooling(ChosenElements):
         ]
         return found, is_inside
 
-    def gathered(self, node: FxNode, gradient: Node, is_inside: Node, rank: int) -> Node:
-        """Return the sum over windows of the gradients that are an element's."""
+    def gathered(self, node: FxNode, gradient: Node, is_inside: Node | None, rank: int) -> Node:
+        """Return the sum over windows of the gradients that are an element's; None: all are."""
+        if is_inside is None:
+            return self.over_windows(node, user_name(node), "sum", gradient, rank)
         given = self.element(
             node, gradient.name, gradient.sizes, "float", "where",
             is_inside, gradient, Constant(0.0),
@@ -397,6 +453,15 @@ class Pooling(ChosenElements):
         gradient, source = self.known[node.args[0]], self.known[node.args[1]]
         place: Node = self.known[arguments_of(node)["indices"]]
         windows = self.windows_of(node, source, gradient.sizes)
+        return self.gradient_of_largest(node, gradient, place, windows)
+
+    op_max_pool3d_with_indices_backward = op_max_pool2d_with_indices_backward
+
+    def gradient_of_largest(
+        self, node: FxNode, gradient: Node, place: Node, windows: AnyWindows
+    ) -> Node:
+        """Return the gradient of a tensor of whose windows the elements at ``place`` are the
+        largest."""
         if windows.cover_often:
             last = f"flatten(-{windows.rank})"
             return self.call(
@@ -411,67 +476,9 @@ class Pooling(ChosenElements):
         own = [self.along(node, sizes, first + dim) for dim in range(windows.rank)]
         flat = self.flat(node, own, windows, sizes)
         is_own = self.element(node, "is_largest", sizes, "bool", "eq", chosen, flat)
-        is_inside = self.element(node, "is_largest", sizes, "bool", "and", is_own, is_inside)
-        return self.gathered(node, of_windows, is_inside, windows.rank)
-
-    op_max_pool3d_with_indices_backward = op_max_pool2d_with_indices_backward
-
-    # --- windows that divide the tensor
-
-    def op__adaptive_avg_pool2d(self, node: FxNode) -> Node:
-        source: Node = self.known[node.args[0]]
-        results = self.sizes_of(node)
-        rank = len(node.args[1])
-        lead = len(results) - rank
-        blocks = self.blocks(node, source, results, rank)
-        dims = tuple(lead + 2 * dim + 1 for dim in range(rank))
-        total = Reduction(
-            f"{user_name(node)}_total", results, "float", source_line(node), False, "sum",
-            blocks, dims,
-        )  # fmt: skip
-        count = self.size_number(sympy.prod([blocks.sizes[dim] for dim in dims]))
-        return self.pointwise(node, "div", (self.parts.reduction(total), count))
-
-    op__adaptive_avg_pool3d = op__adaptive_avg_pool2d
-
-    def blocks(self, node: FxNode, source: Node, results: Sequence[sympy.Expr], rank: int) -> Node:
-        """Return the tensor with each of its last dimensions as windows and elements of one. The
-        package requires that the windows be of one size."""
-        sizes = list(source.sizes[:-rank])
-        for size, count in zip(source.sizes[-rank:], results[-rank:], strict=True):
-            if not count.is_number or self.hint(size) % int(count):
-                self.refuse(node)
-            window = size / count if size.is_number else size // count
-            sizes += [count, window]
-        line = source_line(node)
-        return self.parts.view(
-            View(source.name, tuple(sizes), source.kind, line, False, source, regrouped)
-        )
-
-    def op__adaptive_avg_pool2d_backward(self, node: FxNode) -> Node:
-        gradient: Node = self.known[node.args[0]]
-        sizes = self.sizes_of(node)
-        rank = len(sizes) - 2 if len(sizes) > 3 else len(sizes) - 1
-        lead = len(sizes) - rank
-        blocks: list[sympy.Expr] = list(sizes[:lead])
-        count: sympy.Expr = sympy.Integer(1)
-        for size, windows in zip(sizes[lead:], gradient.sizes[lead:], strict=True):
-            if not windows.is_number or self.hint(size) % int(windows):
-                self.refuse(node)
-            window = size / windows if size.is_number else size // windows
-            blocks += [windows, window]
-            count *= window
-        line = source_line(node)
-        share = self.element(
-            node, "share", gradient.sizes, "float", "div", gradient, self.size_number(count)
-        )
-        spread = View(
-            share.name, tuple(blocks), "float", line, False, share,
-            lambda index, *_: (*index[:lead], *index[lead::2]),
-        )  # fmt: skip
-        return self.view(node, self.parts.view(spread), regrouped)
-
-    op__adaptive_avg_pool3d_backward = op__adaptive_avg_pool2d_backward
+        if is_inside is not None:
+            is_own = self.element(node, "is_largest", sizes, "bool", "and", is_own, is_inside)
+        return self.gathered(node, of_windows, is_own, windows.rank)
 
     # --- unfolding
 
