@@ -54,6 +54,36 @@ def amsgrad_step(
     torch._foreach_zero_(grads)
 
 
+def row_wise_adagrad_of_tables(
+    tables: list[Tensor], grads: list[Tensor], sums: list[Tensor]
+) -> None:
+    for table, grad, total in zip(tables, grads, sums, strict=True):
+        row_wise_adagrad_step(table, grad, total)
+
+
+def lamb_step(
+    params: list[Tensor], grads: list[Tensor], means: list[Tensor], squares: list[Tensor]
+) -> None:
+    for param, grad, mean, square in zip(params, grads, means, squares, strict=True):
+        mean.mul_(0.9).add_(grad, alpha=0.1)
+        square.mul_(0.99).addcmul_(grad, grad, value=0.01)
+        update = mean / (square.sqrt() + 1e-6) + 0.01 * param
+        param.sub_(0.1 * param.norm() / (update.norm() + 1e-6) * update)
+
+
+def largest_step(params: list[Tensor], most: list[Tensor]) -> None:
+    for param, largest in zip(params, most, strict=True):
+        largest.copy_(torch.maximum(largest * 0.9, param.abs().amax()))
+        param.div_(largest)
+
+
+def clipped_step(params: list[Tensor], grads: list[Tensor], limit: Tensor) -> None:
+    norm = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
+    scale = (limit / (norm + 1e-6)).clamp(max=1)
+    for param, grad in zip(params, grads, strict=True):
+        param.sub_(grad * scale * 0.1)
+
+
 @torch.no_grad()
 def clip(grads: Sequence[Tensor], limit: Tensor) -> Tensor:
     norms = torch.stack([grad.square().sum() for grad in grads])
@@ -68,6 +98,8 @@ def drawn(*shape: int) -> Tensor:
 
 
 SAME = [[drawn(4, 5), drawn(7), drawn(2, 3, 4)] for _ in range(3)]
+TABLES = [drawn(4, 5), drawn(7, 16), drawn(3, 17_000)]
+LONG = [drawn(4, 5), drawn(7), drawn(2, 3, 4), drawn(3, 6_000)]  # of the last, programs share a row
 STEPS: dict[Callable[..., Any], tuple[list[Any], tuple[str, ...]]] = {
     momentum_step: ([*SAME, torch.tensor(0.1)], ("params", "grads", "buffers", "lr")),
     adamw_step: (
@@ -89,7 +121,21 @@ STEPS: dict[Callable[..., Any], tuple[list[Any], tuple[str, ...]]] = {
         ("params", "grads", "squares", "most"),
     ),
     clip: ([SAME[0], torch.tensor(0.5)], ("grads", "limit")),
+    row_wise_adagrad_of_tables: (
+        [TABLES, [one + 1 for one in TABLES], [drawn(one.shape[0]).abs() for one in TABLES]],
+        ("tables", "grads", "sums"),
+    ),
+    lamb_step: (
+        [LONG, *([one + more for one in LONG] for more in (1, 2)), [one**2 for one in LONG]],
+        ("params", "grads", "means", "squares"),
+    ),
+    largest_step: ([LONG, [drawn(1).abs() for _ in LONG]], ("params", "most")),
+    clipped_step: (
+        [LONG, [one + 1 for one in LONG], torch.tensor(0.5)],
+        ("params", "grads", "limit"),
+    ),
 }
+SHARED = (row_wise_adagrad_of_tables, lamb_step, largest_step, clipped_step)
 
 
 INTERPRETED = """
@@ -121,13 +167,14 @@ def test_steps_write_over_their_arguments(
     by_definition = op.reference(*flat)
     torch.testing.assert_close(by_kernels, by_definition, rtol=1e-6, atol=1e-6)
     given = copy.deepcopy(args)
-    implementation = "auto" if step in (momentum_step, amsgrad_step) else "reference"
+    has_lists = step in (momentum_step, amsgrad_step, *SHARED)
+    implementation = "auto" if has_lists else "reference"
     found = ejected(*given, implementation=implementation)
     torch.testing.assert_close((found, given), (expected, wanted))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("step", [momentum_step, adamw_step, amsgrad_step])
+@pytest.mark.parametrize("step", [momentum_step, adamw_step, amsgrad_step, *SHARED])
 @pytest.mark.parametrize("implementation", ["triton", "cuda"])
 def test_steps_on_a_gpu(
     step: Callable[..., Any], implementation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -177,7 +224,8 @@ def negating_step(first: Tensor, second: Tensor) -> None:
 
 WRITTEN_IN_PLACE: list[tuple[Callable[..., Any], list[Any], bool]] = [
     *((step, STEPS[step][0], True) for step in (momentum_step, adamw_step, amsgrad_step)),
-    *((step, STEPS[step][0], False) for step in (row_wise_adagrad_step, clip)),
+    *((step, STEPS[step][0], True) for step in (row_wise_adagrad_step, *SHARED)),
+    (clip, STEPS[clip][0], False),
     (transposed_step, [drawn(4, 4), drawn(4, 4)], False),
     (normed_step, [drawn(4, 5), drawn(1)], False),
     (crossed_step, [drawn(4), drawn(1)], False),
@@ -219,6 +267,28 @@ def test_tensors_of_lists_share_a_kernel_named_after_the_lists(tmp_path: Path) -
         assert (tmp_path / "step" / name).read_text().count(mark) == 1
     assert (tmp_path / "step" / "op.py").read_text().count("sweeps.run") == 1
     assert "is launched 3 times" in (tmp_path / "step" / "page.md").read_text()
+
+
+@pytest.mark.parametrize(("step", "launches"), [(step, 1) for step in SHARED[:3]])
+def test_kernels_with_reductions_share_a_launch(
+    step: Callable[..., Any], launches: int, tmp_path: Path
+) -> None:
+    fuselab.eject(step, *copy.deepcopy(STEPS[step][0]), out=tmp_path / "step", name="step")
+    kernels = (tmp_path / "step" / "triton_kernels.py").read_text()
+    assert kernels.count("@triton.jit") == launches
+    assert "rows_of_lists(" in kernels
+    for name, mark in (("cuda_kernels.cu", "__global__"), ("cpu_kernels.cpp", "void ")):
+        assert (tmp_path / "step" / name).read_text().count(mark) == launches
+    assert (tmp_path / "step" / "op.py").read_text().count("sweeps.run") == launches
+
+
+def test_old_values_of_rows_are_read_before_new_ones_are_written(tmp_path: Path) -> None:
+    """A kernel that reads a row's old value for each of its columns writes the new one apart."""
+    apart = {}
+    for step in (row_wise_adagrad_of_tables, lamb_step):
+        fuselab.eject(step, *copy.deepcopy(STEPS[step][0]), out=tmp_path / step.__name__)
+        apart[step] = (tmp_path / step.__name__ / "op.py").read_text().count("apart=True")
+    assert apart == {row_wise_adagrad_of_tables: len(TABLES), lamb_step: 0}
 
 
 def test_kernels_of_other_numbers_share_nothing() -> None:

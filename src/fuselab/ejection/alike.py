@@ -9,8 +9,18 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from fuselab.ejection.capture import Captured
-from fuselab.ejection.loops import Apply, Constant, Load, Node, children, element_kind, walk
-from fuselab.ejection.plan import KernelPlan, Sizes, planned
+from fuselab.ejection.deviations import in_one_sweep
+from fuselab.ejection.loops import (
+    Apply,
+    Constant,
+    Load,
+    Node,
+    Reduced,
+    children,
+    element_kind,
+    walk,
+)
+from fuselab.ejection.plan import KernelPlan, Operand, Sizes, planned
 
 
 def sharing_code(
@@ -56,12 +66,11 @@ def _named_after_lists(
 
 def _computation(plan: KernelPlan) -> Hashable | None:
     """Return what a kernel computes, but for the names and sizes of its tensors; None of kernels
-    with reductions, and of those with a tensor that has neither one element for each of the loops
-    nor one for all."""
-    every = " ".join(plan.axis_names[axis] for axis in plan.kernel.row_axes)
-    if plan.has_columns or plan.sums or plan.numbers or plan.steps:
+    that are written for one tensor alone."""
+    if plan.sums or plan.numbers or plan.steps or plan.scans or in_one_sweep(plan).deviations:
         return None
-    if any(one.node is None or one.pattern not in ("", every) for one in plan.operands):
+    roles = [_role(one, plan) for one in plan.operands]
+    if None in roles:
         return None
     places = {one.name: place for place, one in enumerate(plan.operands)}
     numbers: dict[object, int] = {}
@@ -73,14 +82,32 @@ def _computation(plan: KernelPlan) -> Hashable | None:
             values.append(places[plan.value_names[one]])
         elif isinstance(one, Apply):
             values.append((one.function, one.kind, inner))
+        elif isinstance(one, Reduced) and one.kind == "float":
+            values.append((one.function, "reduced", inner))
         elif isinstance(one, Constant):
             values.append((repr(one.value), element_kind(one)))
+        elif plan.value_names.get(one) == "columns":
+            values.append("columns")
         else:
             return None
     operands = tuple(
-        (one.node.kind, one.pattern == every, one.is_stored)
-        for one in plan.operands
+        (one.node.kind, role, one.is_stored)
+        for one, role in zip(plan.operands, roles, strict=True)
         if one.node is not None
     )
     stored = tuple(numbers[value] for value in plan.stores.values())
-    return (bool(every), operands, tuple(values), stored)
+    return (bool(plan.kernel.row_axes), operands, tuple(values), stored)
+
+
+def _role(operand: Operand, plan: KernelPlan) -> str | None:
+    """Return of which loops a tensor has elements, if it has one for each of them in their order:
+    ``rows``, ``columns``, ``both`` or none."""
+    if operand.node is None:
+        return None
+    rows, columns = (
+        " ".join(plan.axis_names[axis] for axis in axes)
+        for axes in (plan.kernel.row_axes, plan.kernel.column_axes)
+    )
+    found = {"": "", rows: "rows", columns: "columns", f"{rows} {columns}".strip(): "both"}
+    pattern = " ".join(one for one in operand.pattern.split() if one != "1")
+    return found.get(pattern)

@@ -28,7 +28,8 @@ from fuselab.ejection.triton_functions import (
     stores_in_a_sweep_of_its_own,
     sweeps_to_reduce,
 )
-from fuselab.ejection.triton_pointwise import OfLists, Pointwise
+from fuselab.ejection.triton_lists import OfLists, RowsOfLists
+from fuselab.ejection.triton_pointwise import Pointwise
 from fuselab.ejection.triton_sums import SummingColumns, SummingRows, SumsOfShares
 
 
@@ -106,7 +107,7 @@ def _functions(plan: KernelPlan) -> list[Function]:
         summing = SummingRows(plan) if plan.reductions else SummingColumns(plan)
         return [summing, SumsOfShares(plan)]
     if plan.of_lists:
-        return [OfLists(plan)]
+        return [RowsOfLists(plan) if plan.has_columns else OfLists(plan)]
     return [Rows(plan) if plan.has_columns else Pointwise(plan)]
 
 

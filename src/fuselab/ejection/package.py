@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -415,15 +415,34 @@ def planned_package(
         )
     if not writes_in_place(package):
         return package
-    return replace(package, in_place=True, forward=sharing_code(forward, captured, sizes, names))
+    over = dict(zip(program.outputs, captured.written, strict=True))
+    shared = sharing_code(forward, captured, sizes, names)
+    return replace(package, in_place=True, forward=tuple(_with_rows_apart(shared, over)))
+
+
+def _with_rows_apart(plans: Sequence[KernelPlan], over: Mapping[Node, str]) -> Iterator[KernelPlan]:
+    """Yield the kernels, and say of each whether it writes over a tensor of rows that it reads:
+    ``over`` has the arguments that results are written over."""
+    for plan in plans:
+        read = {one.node.name for one in plan.loads if isinstance(one.node, Input)}
+        columns = frozenset(plan.kernel.column_axes)
+        of_rows = (
+            over.get(one.node)
+            for one in plan.stored
+            if one.node is not None and not columns & {axis for part in one.index for axis in part}
+        )
+        is_apart = plan.has_columns and not read.isdisjoint(of_rows)
+        yield replace(plan, is_apart=True) if is_apart else plan
 
 
 def writes_in_place(package: Package) -> bool:
     """Return whether the kernels can write new values where the old ones are: the function returns
     nothing else, as the step of an optimizer, and no element is read after it is written.
 
-    Every new value is that of a kernel without reductions, which reads the old one at the same
-    position or not at all, and neither a later kernel nor a PyTorch call reads the old one.
+    Every new value is that of a kernel that reads the old one at the same position or not at all,
+    and neither a later kernel nor a PyTorch call reads the old one. With reductions, a kernel
+    stores in its last sweep, and results that have one element for each row may have to be written
+    elsewhere first (``KernelPlan.is_apart``).
     """
     if not package.captured.written or package.returned.results or package.has_gradient:
         return False
@@ -443,7 +462,7 @@ def writes_in_place(package: Package) -> bool:
             for name in names & stored.keys():
                 if one.node is not behind[-1] or one.pattern != stored[name].pattern:
                     return False
-        if stored and (plan.has_columns or plan.sums):
+        if stored and (plan.scans or plan.sums):
             return False
         done |= stored.keys()
     return done == set(written.values())

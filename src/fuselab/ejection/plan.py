@@ -55,6 +55,7 @@ _TAKEN = {
     *("larger", "smaller", "product", "position_of", "range", "float"),
     *("sums", "shares", "turn", "first_turn", "end_turn", "turn_partials"),
     *("in_share", "in_shares", "in_first", "is_picked"),
+    *("member", "firsts", "first_share", "first_shares", "row_counts", "column_counts"),
 }
 
 
@@ -68,6 +69,7 @@ KERNEL_FUNCTIONS = (
     "larger",
     "load",
     "load_inside",
+    "load_left",
     "load_pairs",
     "load_partials",
     "load_rows",
@@ -80,10 +82,12 @@ KERNEL_FUNCTIONS = (
     "offset",
     "partials_of_turn",
     "product",
+    "rows_of_lists",
     "share_of_columns",
     "share_of_rows",
     "smaller",
     "squares_about_mean",
+    "store_left",
     "store_pairs",
     "store_partial",
     "store_share",
@@ -136,6 +140,8 @@ class KernelPlan:
     picks: Mapping[Reduced, Pick] = field(default_factory=dict)
     code: str | None = None  # the name of the kernel whose code it shares, where it has none
     of_lists: bool = False  # whether tensors of lists share its code
+    # Whether a result with an element for each row lies where the kernel reads the old one.
+    is_apart: bool = False
     _depths: dict[Expression, int] = field(default_factory=dict)
     _axes: dict[Expression, frozenset[Axis]] = field(default_factory=dict)
 

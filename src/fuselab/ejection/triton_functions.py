@@ -538,8 +538,15 @@ class Rows(Function):
         # Stores to rows come last: a store ends what the compiler knows of loaded elements.
         on_rows = self.stored(False)
         self.define(self.values_of(on_rows))
-        for one in on_rows:
+        self.store_rows(on_rows)
+
+    def store_rows(self, operands: Sequence[Operand]) -> None:
+        for one in operands:
             self.store(one)
+
+    def ends_sweep(self, depth: int) -> str:
+        """Return the text of whether the program ends with the sweep of this number."""
+        return f"SWEEP == {depth} or SWEEP == -{depth}"
 
     def reduced_at(self, depth: int) -> list[Reduced]:
         return [one for one in self.plan.reductions if self.plan.depth(one) == depth]
@@ -589,7 +596,7 @@ class Rows(Function):
             if one not in deviations:
                 self.write(f"{name} = of_rows({total.format(name)})")
             self.known[one] = name
-        self.write(f"if SWEEP == {depth} or SWEEP == -{depth}:")
+        self.write(f"if {self.ends_sweep(depth)}:")
         self.indent += 1
         for number, name in enumerate(names, place):
             self.store_partial(number, name)

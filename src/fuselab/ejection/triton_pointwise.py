@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fuselab.ejection.plan import KernelPlan, Operand
 from fuselab.ejection.triton_functions import Function
-from fuselab.ejection.triton_text import listed
 
 
 class Pointwise(Function):
@@ -52,45 +51,3 @@ class Pointwise(Function):
 
     def mask(self, operand: Operand) -> str:
         return "is_row & is_column"
-
-
-class OfLists(Pointwise):
-    """A kernel without reductions for all tensors of lists: a program owns a block of the elements
-    of one of them."""
-
-    constants = ("COMPUTE", "ROUNDED", "WIDE", "BYTES", "BLOCK")
-
-    def signature(self) -> list[str]:
-        read = [f"{one.name}_pointers" for one in self.plan.loads]
-        written = [f"{one.name}_pointers" for one in self.plan.stored]
-        constants = listed([f"{name}: tl.constexpr" for name in self.constants])
-        return [
-            "    # read: a tuple with each list's tensors",
-            *listed(read),
-            "    # written",
-            *listed(written),
-            "    # the first program and the number of elements of each tensor",
-            *listed(["firsts", "counts"]),
-            "    # chosen by the launcher",
-            *constants,
-        ]
-
-    def docstring(self) -> str:
-        names = ", ".join(one.name for one in self.plan.stored)
-        return f"Compute {names}. A program owns BLOCK elements of one tensor of each list."
-
-    def body(self) -> None:
-        self.write("member, element, is_row, is_column = of_lists(firsts, counts, BLOCK, WIDE)")
-        for one in self.plan.operands:
-            divisor = "BYTES" if self.has_place(one) else 1
-            chosen = f"of_member({one.name}_pointers, member, {divisor})"
-            self.write(f"{self.pointer(one)} = {chosen}")
-        self.define(self.values_of(self.plan.stored))
-        for one in self.plan.stored:
-            self.store(one)
-
-    def place(self, operand: Operand) -> str:
-        return "element" if self.has_place(operand) else ""
-
-    def mask(self, operand: Operand) -> str:
-        return "is_column"

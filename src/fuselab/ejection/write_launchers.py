@@ -170,6 +170,7 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
         lines += whole
         held.texts[output] = ends[0]
     starts = _starts(package, plans)
+    each: list[str] = []  # the sweeps of a launch for lists
     for place, plan in enumerate(plans):
         for operand in plan.loads:
             lines += calls.before(operand.node)
@@ -213,14 +214,16 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
             *(f"    {text}" for text in written),
             "    ],",
             *(["    in_order=True,"] if plan.scans else []),
+            *(["    apart=True,"] if plan.is_apart else []),
             *([f"    for_results=[{', '.join(ends)}],"] if plan in early and ends else []),
             ")",
         ]
         if plan.of_lists:
-            lines += ["each = ["] if starts[place] else []
-            lines += [*(f"    {line}" for line in sweep[:-1]), "    ),"]
+            each += [*(f"    {line}" for line in sweep[:-1]), "    ),"]
             if starts[place + 1]:
-                lines += ["]", f'sweeps.run_each("{plan.launched}", each, compute)']
+                lines += ["each = [", *each, "]"]
+                lines.append(f'sweeps.run_each("{plan.launched}", each, compute)')
+                each = []
             continue
         numbers = "".join(f"{package.sizes.text(size.size)}, " for size in plan.numbers)
         behind = f", ({numbers.rstrip()})" if numbers else ""

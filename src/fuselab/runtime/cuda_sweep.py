@@ -128,11 +128,12 @@ class CudaSweeps(CudaSource):
             compute: the dtype of the arithmetic, float32 or float64.
             numbers: sizes that the kernel computes with.
         """
+        swept = swept.with_rows_apart()
         self._launch(name, swept, compute, numbers)
         swept.copy_back()
 
     def run_each(self, name: str, sweeps: Sequence[Sweep], compute: torch.dtype) -> None:
-        """Launch a kernel without reductions for each of the sweeps."""
+        """Launch a kernel for each of the sweeps."""
         for swept in sweeps:
             self.run(name, swept, compute)
 

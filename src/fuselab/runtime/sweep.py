@@ -39,6 +39,15 @@ _INT32_MAX = 2**31 - 1
 _PAIRS_ALIGNMENT = 16
 
 
+def _is_one_step(sizes: Sequence[int], strides: Sequence[int], step: int) -> bool:
+    """Return whether loops walk a tensor with one ``step``; those of size 1 walk nowhere."""
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
 def arithmetic_dtype(*tensors: Tensor) -> torch.dtype:
     """Return the dtype of the arithmetic: float64 if a tensor has it, else float32."""
     is_double = any(tensor.dtype == torch.float64 for tensor in tensors)
@@ -106,7 +115,7 @@ class Sweeps(Protocol):
         ``numbers`` are sizes that the kernel computes with."""
 
     def run_each(self, name: str, sweeps: Sequence[Sweep], compute: torch.dtype) -> None:
-        """Launch a kernel without reductions for the tensors of lists, which have a sweep each."""
+        """Launch a kernel for the tensors of lists, which have a sweep each."""
 
 
 class Sweep:
@@ -129,6 +138,8 @@ class Sweep:
         for_results: tensors of the dtypes of all floating results that are computed from what is
             written, where only later kernels read it. If all of them have 16 bits, it need not be
             exact to the last of 32 bits.
+        apart: whether results with one element for each row lie where the kernel reads the old
+            ones, so that where several threads share a row, they are written elsewhere first.
 
     Attributes:
         tensors: all operands, None for positions.
@@ -148,8 +159,10 @@ class Sweep:
         written: Sequence[tuple[Tensor, str]],
         in_order: bool = False,
         for_results: Sequence[Tensor] = (),
+        apart: bool = False,
     ) -> None:
         self.read = len(read)
+        self.apart = apart
         read = [(_readable(tensor, pattern), pattern) for tensor, pattern in read]
         self.in_order = in_order
         self.for_results = tuple(for_results)
@@ -211,6 +224,67 @@ class Sweep:
         """Copy the results that were written elsewhere, after the launch."""
         for result, own in self._copied_back:
             result.copy_(own)
+
+    def with_rows_apart(self) -> Sweep:
+        """Return the sweep with tensors of their own in the place of results that have one element
+        for each row, if the kernel reads the old ones there; ``copy_back`` copies them."""
+        if not self.apart:
+            return self
+        found = copy.copy(self)
+        tensors = list(self.tensors)
+        own: list[tuple[Tensor, Tensor]] = []
+        for place in range(self.read, len(tensors)):
+            tensor = tensors[place]
+            if tensor is not None and not self.on_columns[place]:
+                tensors[place] = new = torch.empty_strided(
+                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+                )
+                own.append((tensor, new))
+        found.tensors = tuple(tensors)
+        found._copied_back = (*own, *self._copied_back)
+        return found
+
+    def in_rows_and_columns(self) -> Sweep:
+        """Return the sweep of a kernel with reductions as one loop over rows and one over columns,
+        in which operands have neighbours one after the other, in this order. Where they lie
+        otherwise, contiguous tensors take their places; ``copy_back`` copies those of the
+        results."""
+        rows, columns = self.rows.numel, self.columns.numel
+        places = range(len(self.tensors))
+        # With one element along a loop, the steps along it are those of no element.
+        row_steps = [
+            (columns if self.on_columns[place] else 1) if self.on_rows[place] and rows > 1 else 0
+            for place in places
+        ]
+        column_steps = [int(self.on_columns[place] and columns > 1) for place in places]
+        wanted = (
+            Loops((rows,), tuple((step,) for step in row_steps)),
+            Loops((columns,), tuple((step,) for step in column_steps)),
+        )
+        tensors = list(self.tensors)
+        own: list[tuple[Tensor, Tensor]] = []
+        for place, tensor in enumerate(self.tensors):
+            if tensor is None or self._lies(place, *wanted):
+                continue
+            if place < self.read:
+                tensors[place] = tensor.contiguous()
+                continue
+            tensors[place] = new = torch.empty(
+                tensor.shape, dtype=tensor.dtype, device=tensor.device
+            )
+            own.append((tensor, new))
+        found = self._with(*wanted)
+        found.tensors = tuple(tensors)
+        found._copied_back = (*own, *self._copied_back)
+        return found
+
+    def _lies(self, place: int, rows: Loops, columns: Loops) -> bool:
+        """Return whether an operand has the steps of one loop over rows and one over columns."""
+        pairs = ((self.rows, rows), (self.columns, columns))
+        return all(
+            not own.numel or _is_one_step(own.sizes, own.strides[place], wanted.strides[place][0])
+            for own, wanted in pairs
+        )
 
     def in_one_line(self) -> Sweep:
         """Return the sweep of a kernel without reductions as one loop, in which operands with an

@@ -214,12 +214,13 @@ def tile(
 
 
 @triton.jit
-def of_lists(firsts, counts, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+def of_lists(firsts, counts, PACKED: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):
     """Return which tensor of its lists this program works on, the positions of its elements, and
     which of its single row and its columns exist.
 
     ``firsts`` has the first program of each tensor, ``counts`` its elements; both as
-    ``triton_sweep.number`` writes them. ``WIDE`` asks for 64-bit positions.
+    ``triton_sweep.number`` writes them. ``PACKED`` says that 16 divides the elements of all, so
+    that packs of them are whole. ``WIDE`` asks for 64-bit positions.
     """
     program = tl.program_id(0)
     member = program * 0
@@ -230,17 +231,101 @@ def of_lists(firsts, counts, BLOCK: tl.constexpr, WIDE: tl.constexpr):
     if WIDE:
         block = block.to(tl.int64)
     element = block * BLOCK + tl.arange(0, BLOCK)[None, :]
-    return member, element, tl.full((1, 1), True, tl.int1), element < _number(count)
+    count = _number(count)
+    if not WIDE:
+        count = count.to(tl.int32)
+    if PACKED:
+        count = tl.multiple_of(count, 16)
+    return member, element, tl.full((1, 1), True, tl.int1), element < count
 
 
 @triton.jit
-def of_member(pointers, member, BYTES: tl.constexpr):
-    """Return the pointer number ``member`` of a tuple; all are divisible by ``BYTES``."""
+def rows_of_lists(
+    firsts, first_shares, row_counts, column_counts, PACKED: tl.constexpr,
+    ONE_ROW: tl.constexpr, SHARED: tl.constexpr, SHARE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Return which tensor of its lists this program works on; the positions of its rows, which of
+    them exist, where they start, and their number of columns; the first of the blocks of columns
+    that it sweeps over and the end of them; and of its rows the first program that leaves
+    something, and how many do.
+
+    Of each tensor, ``firsts`` has the first program of this launch, ``first_shares`` that of
+    launches whose programs are ``SHARED``, which own ``SHARE`` columns of their rows;
+    ``row_counts`` has its rows, ``column_counts`` its columns; all as ``triton_sweep.number``
+    writes them. ``PACKED`` says that 16 divides the columns of all, ``ONE_ROW`` that none has more
+    rows. ``WIDE`` asks for 64-bit positions.
+    """
+    program = tl.program_id(0)
+    member = program * 0
+    for place in tl.static_range(1, len(firsts)):
+        member += (program >= _number(firsts[place])).to(tl.int32)
+    own = program - _number(_of_member(firsts, member)).to(tl.int32)
+    columns = _number(_of_member(column_counts, member))
+    if not WIDE:
+        columns = columns.to(tl.int32)
+    if PACKED:
+        columns = tl.multiple_of(columns, 16)
+    shares = tl.maximum(tl.cdiv(columns, SHARE), 1).to(tl.int32)
+    blocks = tl.cdiv(columns, BLOCK_COLUMNS).to(tl.int32)
+    block = own
+    first = blocks * 0
+    if SHARED:
+        block = own // shares
+        first = own % shares * (SHARE // BLOCK_COLUMNS)
+        blocks = tl.minimum(first + SHARE // BLOCK_COLUMNS, blocks)
+    first_share = _number(_of_member(first_shares, member)).to(tl.int32) + block * shares
+    within = tl.arange(0, BLOCK_ROWS)[:, None]
+    row = within * 0
+    is_row = within < 1
+    start = 0
+    if not ONE_ROW:
+        if WIDE:
+            block = block.to(tl.int64)
+        row = block * BLOCK_ROWS + within
+        is_row = row < _number(_of_member(row_counts, member))
+        start = row * columns
+    return member, row, is_row, start, columns, first, blocks, first_share, shares
+
+
+@triton.jit
+def store_left(
+    partials_pointer, place: tl.constexpr, count: tl.constexpr, value, BLOCK_ROWS: tl.constexpr
+):  # fmt: skip
+    """Store what this program leaves of the reduction number ``place`` of ``count`` of its rows."""
+    tl.store(partials_pointer + _left(tl.program_id(0), place, count, BLOCK_ROWS), value)
+
+
+@triton.jit
+def load_left(
+    partials_pointer, first_share, turn, shares, place: tl.constexpr, count: tl.constexpr,
+    neutral: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return what ``BLOCK`` programs, from number ``turn`` of those of the rows on, have left of
+    the reduction number ``place`` of ``count``, one in each column; ``first_share`` is the first of
+    the ``shares`` programs."""
+    number = turn + tl.arange(0, BLOCK)[None, :]
+    at = _left(first_share + number, place, count, BLOCK_ROWS)
+    return tl.load(partials_pointer + at, number < shares, neutral)
+
+
+@triton.jit
+def _left(program, place: tl.constexpr, count: tl.constexpr, BLOCK_ROWS: tl.constexpr):
+    """Return where a program leaves a reduction of its rows."""
+    slot = tl.cast(program, tl.int64) * count + place
+    return slot * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+
+
+@triton.jit
+def of_member(pointers, member, PACKED: tl.constexpr):
+    """Return the pointer number ``member`` of a tuple. If they are to tensors of which ``PACKED``
+    elements are loaded at once, 16 divides them all."""
     address = pointers[0].to(tl.int64)
     for place in tl.static_range(1, len(pointers)):
         address = tl.where(member == place, pointers[place].to(tl.int64), address)
     # An address that is chosen is an integer to the compiler, which must be told what divides it.
-    return tl.multiple_of(address.to(pointers[0].dtype), BYTES)
+    divisor: tl.constexpr = 16 if PACKED else 1
+    return tl.multiple_of(address.to(pointers[0].dtype), divisor)
 
 
 @triton.jit

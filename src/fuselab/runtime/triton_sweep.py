@@ -51,6 +51,10 @@ MOST_READ_BYTES = 1 << 21
 MOST_MEMBERS = 128  # tensors of a list in one launch: a program finds its own among all of them
 MEMBER_BYTES = 8192  # of the widest operand, that a program of such a launch owns
 MOST_BYTES = 16  # that a thread loads at once
+# Of a kernel with reductions for lists: the columns of a row that one program sweeps over at most,
+# if programs can share it, and how often those of tensors in one launch may be doubled.
+SHARED_COLUMNS = 1 << 14
+LIKE_DOUBLINGS = 3
 LEAST_ACROSS = 8  # columns of a program that adds up shares: those of a sector in float32
 ADDED = 2048  # shares of columns that such a program reads at least, where there are enough columns
 
@@ -98,26 +102,30 @@ class TritonSweeps:
             compute: the dtype of the arithmetic, float32 or float64.
             numbers: sizes that the kernel computes with.
         """
+        swept = swept.with_rows_apart()
         self._launch(name, swept, compute, numbers)
         swept.copy_back()
 
     def run_each(self, name: str, sweeps: Sequence[Sweep], compute: torch.dtype) -> None:
         """Launch a kernel for the tensors of lists once for up to ``MOST_MEMBERS`` of them that
         have the same dtypes and alignment."""
+        if name in self._reducing:
+            self._reduce_each(name, sweeps, compute)
+            return
         lines = [one.in_one_line() for one in sweeps if one.rows.numel * one.columns.numel]
         alike: dict[tuple[Any, ...], list[Sweep]] = {}
         for one in lines:
             tensors = [tensor for tensor in one.tensors if tensor is not None]
             dtypes = tuple(tensor.dtype for tensor in tensors)
             vectors = [each for place, each in enumerate(tensors) if one.columns.strides[place][-1]]
-            divides = all(tensor.data_ptr() % MOST_BYTES == 0 for tensor in vectors)
-            alike.setdefault((dtypes, divides, one.is_wide), []).append(one)
-        for (dtypes, divides, is_wide), members in alike.items():
+            is_packed = _has_packs(one.columns.numel, vectors)
+            alike.setdefault((dtypes, is_packed, one.is_wide), []).append(one)
+        for (dtypes, is_packed, is_wide), members in alike.items():
             widest = max(dtype.itemsize for dtype in dtypes)
             constants = {
                 **self._arithmetic(name, members[0], compute, 0),
                 "WIDE": is_wide,
-                "BYTES": MOST_BYTES if divides else min(dtype.itemsize for dtype in dtypes),
+                "PACKED": is_packed,
                 "BLOCK": MEMBER_BYTES // widest,
                 "num_warps": 4,
             }
@@ -135,6 +143,89 @@ class TritonSweeps:
                 )
         for one in lines:
             one.copy_back()
+
+    def _reduce_each(self, name: str, sweeps: Sequence[Sweep], compute: torch.dtype) -> None:
+        """Launch a kernel with reductions for the tensors of lists: where no row is long, once for
+        up to ``MOST_MEMBERS`` that have the same dtypes and alignment and similar columns."""
+        members = [one.in_rows_and_columns() for one in sweeps if one.rows.numel]
+        alike: dict[tuple[Any, ...], list[Sweep]] = {}
+        for one in members:
+            tensors = [tensor for tensor in one.tensors if tensor is not None]
+            dtypes = tuple(tensor.dtype for tensor in tensors)
+            columns = one.columns.numel
+            vectors = [
+                tensor
+                for tensor, on_columns in zip(one.tensors, one.on_columns, strict=True)
+                if tensor is not None and on_columns
+            ]
+            is_packed = _has_packs(columns, vectors)
+            length = power_of_two(max(1, columns)).bit_length() // LIKE_DOUBLINGS
+            length = min(length, SHARED_COLUMNS.bit_length() // LIKE_DOUBLINGS)
+            key = (dtypes, is_packed, one.is_wide, one.rows.numel == 1, length, one.apart)
+            alike.setdefault(key, []).append(one)
+        for key, found in alike.items():
+            for begin in range(0, len(found), MOST_MEMBERS):
+                part = found[begin : begin + MOST_MEMBERS]
+                self._reduce_together(name, part, compute, *key[1:4])
+        for one in members:
+            one.copy_back()
+
+    def _reduce_together(
+        self,
+        name: str,
+        members: Sequence[Sweep],
+        compute: torch.dtype,
+        is_packed: bool,
+        is_wide: bool,
+        has_one_row: bool,
+    ) -> None:
+        """Launch a kernel with reductions for tensors of lists: once, or if some have long rows,
+        once for each sweep, with programs that share them."""
+        reducing, kernel = self._reducing[name], getattr(self._kernels, name)
+        tensors = [tensor for tensor in members[0].tensors if tensor is not None]
+        widest = max(tensor.element_size() for tensor in tensors)
+        heights = [one.rows.numel for one in members]
+        widths = [one.columns.numel for one in members]
+        elements = MEMBER_BYTES // max(4, widest)
+        block_columns = min(elements, power_of_two(max(MOST_BYTES, *widths)))
+        block_rows = 1 if has_one_row else max(1, elements // block_columns)
+        blocks = [ceil_div(height, block_rows) for height in heights]
+        # Programs cannot share a row whose result lies where they read the old one.
+        longest = max(widths)
+        is_shared = longest > SHARED_COLUMNS and not members[0].apart
+        share = SHARED_COLUMNS if is_shared else max(block_columns, power_of_two(longest))
+        shares = [max(1, ceil_div(width, share)) for width in widths]
+        leaving = [one * own for one, own in zip(blocks, shares, strict=True)]
+        partials = None
+        launches = [(0, leaving)]
+        if is_shared:
+            cells = reducing.reductions * sum(leaving) * block_rows
+            partials = torch.empty(cells, dtype=compute, device=tensors[-1].device)
+            last = leaving if reducing.stores_columns else blocks
+            sweeps = range(1, reducing.sweeps + 1)
+            launches = [*((sweep, leaving) for sweep in sweeps), (reducing.sweeps + 1, last)]
+        constants = {
+            **self._arithmetic(name, members[0], compute, 0),
+            "WIDE": is_wide,
+            "PACKED": is_packed,
+            "ONE_ROW": has_one_row,
+            "SHARE": share,
+            "BLOCK_ROWS": block_rows,
+            "BLOCK_COLUMNS": block_columns,
+            "num_warps": 4,
+        }
+        for sweep, programs in launches:
+            launch(
+                kernel,
+                (sum(programs),),
+                *zip(*(one.tensors for one in members), strict=True),
+                partials,
+                *(_numbers([0, *accumulate(one)][:-1]) for one in (programs, leaving)),
+                *(_numbers(one) for one in (heights, widths)),
+                **constants,
+                SWEEP=sweep,
+                SHARED=is_shared and programs is leaving,
+            )
 
     def _launch(
         self, name: str, swept: Sweep, compute: torch.dtype, numbers: Sequence[int]
@@ -295,6 +386,16 @@ class TritonSweeps:
             block = block_of_rows(swept, width, doublings, reducing, tensors[-1].device)
         warps = power_of_two(max(1, int(block.warps * 2.0 ** int(config["warp_doublings"]))))
         return replace(block, warps=min(32, warps))
+
+
+def _has_packs(columns: int, tensors: Sequence[Tensor]) -> bool:
+    """Return whether a thread can load ``MOST_BYTES`` at once all along rows of so many columns."""
+    divides = columns % MOST_BYTES == 0
+    return divides and all(tensor.data_ptr() % MOST_BYTES == 0 for tensor in tensors)
+
+
+def _numbers(values: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(number, values))
 
 
 def number(value: int) -> int:
