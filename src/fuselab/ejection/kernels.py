@@ -283,6 +283,8 @@ class Evaluation:
             is_one = isinstance(second, Constant) and second.value == 1
             if node.function == "same" or (is_one and node.function in ("mul", "div")):
                 return in_kind(operands[0], node.kind)
+            if node.function == "where" and isinstance(operands[0], Constant):
+                return in_kind(operands[1 if operands[0].value else 2], node.kind)
             if node.kind == "bool":
                 return condition(node.function, operands)
             return Apply(node.function, operands, node.kind)
