@@ -42,18 +42,25 @@ def with_its_scale(x):
     return x * scale, scale
 
 
+def largest_of_windows(x):
+    return F.adaptive_max_pool2d(x.exp(), (2, 3))
+
+
 SHAPES: dict[Callable[..., Any], tuple[tuple[int, ...], ...]] = {
     normed: ((3, 80), (80,), (80,)),
     silu_of_groups: ((2, 4, 6, 7), (4,), (4,)),
     weights_of: ((2, 3, 70),),
     distance: ((3, 90), (3, 90)),
+    largest_of_windows: ((2, 3, 9, 14),),
 }
-COMPILED = (silu_of_groups, distance)
+COMPILED = (silu_of_groups, distance, largest_of_windows)
 KEPT = {
     normed: ("layer_norm_rsqrt", "layer_norm_mean"),
     silu_of_groups: ("group_norm_mean", "group_norm_rstd"),
     weights_of: ("softmax_amax", "softmax_sum"),
     distance: ("far_amax", "far_log", "near_amax", "near_log"),
+    # Not what is largest: where it is, which would take two sweeps to find again.
+    largest_of_windows: ("adaptive_max_pool2d_place",),
 }
 
 

@@ -51,6 +51,10 @@ def product(x):
     return (x * 2).prod(-1) + 1
 
 
+def from_the_end(x):
+    return (x * 2).flip(-1).cumsum(-1).flip(-1).exp()
+
+
 def top_share(x):
     share = torch.softmax(x, -1)
     return (share * (share.cumsum(-1) < 0.9)).sum(-1)
@@ -65,6 +69,7 @@ EXAMPLES: dict[Callable[..., Any], tuple[int, ...]] = {
     smallest_so_far: (4, 7),
     running_logsumexp: (4, 7),
     product: (4, 7),
+    from_the_end: (4, 7),
     top_share: (4, 7),
 }
 
@@ -88,6 +93,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
 @pytest.mark.parametrize("function", EXAMPLES, ids=lambda function: function.__name__)
 def test_interpreted_triton(function: Callable[..., Any], folders: Callable[[Any], Path]) -> None:
     compare_interpreted(folders(function), [argument(function)])
+
+
+def test_what_is_turned_twice_is_not_turned() -> None:
+    """The gradient of a sum from the end is a sum from the start."""
+    package = planned_package(from_the_end, (argument(from_the_end),), {}, "from_the_end")
+    assert len(package.backward) == 1
 
 
 def test_blocks_of_a_long_row_follow_each_other(folders: Callable[[Any], Path]) -> None:

@@ -397,18 +397,59 @@ def test_heavy_blocks_of_neighbouring_rows_have_more_warps(monkeypatch: pytest.M
     assert (block.rows, block.columns, block.warps) == (64, 64, 8)
 
 
-@pytest.mark.parametrize(("reads", "columns"), [(1, 16384), (2, 2048)])
-def test_long_rows_of_several_operands_are_not_held(
-    monkeypatch: pytest.MonkeyPatch, reads: int, columns: int
+@pytest.mark.parametrize(
+    ("columns", "dtype", "reads", "held"),
+    [
+        (10007, torch.float32, 1, (16384, 16)),
+        (10007, torch.float32, 2, (8192, 32)),  # whole, a third of the registers would be idle
+        (16384, torch.float32, 2, (16384, 32)),
+        (32000, torch.float32, 1, (32768, 32)),
+        (32000, torch.float32, 2, (16384, 32)),
+        (32000, torch.bfloat16, 2, (32768, 32)),
+        (50257, torch.bfloat16, 1, (8192, 32)),
+        (65536, torch.float32, 1, (8192, 32)),
+        (16384, torch.float32, 3, (8192, 32)),
+    ],
+)
+def test_long_rows_stay_in_the_registers_or_in_the_cache_between_sweeps(
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int,
+    dtype: torch.dtype,
+    reads: int,
+    held: tuple[int, int],
 ) -> None:
-    """In float32 two operands of 10007 columns would take all registers of a multiprocessor."""
     monkeypatch.setattr(gpu_limits, "multiprocessors", lambda device: 132)
-    x = torch.empty(1024, 10007, device="meta")
-    sizes = {"length": 1024}, {"width": 10007}
+    x = torch.empty(1024, columns, device="meta", dtype=dtype)
+    sizes = {"length": 1024}, {"width": columns}
     read = [(x, "length width")] * reads
     over = Sweep(*sizes, read, [(x, "length width")])
-    block = block_of_rows(over, 4, 0, Reducing(1, 1, stores_columns=True), torch.device("cuda"))
-    assert block.columns == columns
+    reducing = Reducing(1, 1, stores_columns=True)
+    block = block_of_rows(over, x.element_size(), 0, reducing, torch.device("cuda"))
+    assert (block.rows, block.columns, block.warps) == (1, *held)
+
+
+def test_windows_of_several_lines_are_spread_over_more_warps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.empty(64, 512, 7, 4, 7, 4, device="meta")
+    pooled = torch.empty(64, 512, 7, 7, device="meta")
+    rows = {"batch": 64, "channels": 512, "group": 7, "group_2": 7}
+    columns = {"height": 4, "width": 4}
+    read = [(x, "batch channels group height group_2 width")]
+    over = Sweep(rows, columns, read, [(pooled, "batch channels group group_2")])
+    block = blocks_on_an_h200(monkeypatch, over, Reducing(1, 1))
+    assert (block.rows, block.columns, block.warps) == (64, 16, 4)
+
+
+def test_positions_take_registers_beside_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.empty(32768, 196, device="meta")
+    places = torch.empty(32768, device="meta", dtype=torch.int64)
+    over = Sweep({"length": 32768}, {"width": 196}, [(x, "length width")], [(places, "length")])
+    found = [
+        blocks_on_an_h200(monkeypatch, over, Reducing(2, 2, has_integers=whole)).rows
+        for whole in (False, True)
+    ]
+    assert found == [8, 4]
 
 
 def test_few_elements_of_many_operands(monkeypatch: pytest.MonkeyPatch) -> None:

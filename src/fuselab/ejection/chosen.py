@@ -197,9 +197,14 @@ class ChosenElements(Steps):
 
     def op_flip(self, node: FxNode) -> Node:
         source: Node = self.known[node.args[0]]
-        places: list[Node | None] = [None] * len(source.sizes)
-        for dim in node.args[1]:
-            dim %= len(source.sizes)
+        rank = len(source.sizes)
+        inner = node.args[0]
+        dims = {dim % rank for dim in node.args[1]}
+        if inner.target is node.target and dims == {dim % rank for dim in inner.args[1]}:
+            turned_back: Node = self.known[inner.args[0]]
+            return turned_back
+        places: list[Node | None] = [None] * rank
+        for dim in dims:
             position = self.along(node, source.sizes, dim)
             last = self.size_number(source.sizes[dim] - 1)
             places[dim] = self.whole(node, "mirrored", position.sizes, "sub", last, position)

@@ -9,13 +9,7 @@ from dataclasses import replace
 from fuselab.ejection.deviations import in_one_sweep
 from fuselab.ejection.fold import COLUMNS
 from fuselab.ejection.loops import (
-    Apply,
-    Constant,
-    Expression,
     Load,
-    Position,
-    Size,
-    element_kind,
     walk,
 )
 from fuselab.ejection.pairs import pairs_of
@@ -24,6 +18,7 @@ from fuselab.ejection.plan import KERNEL_FUNCTIONS, KernelPlan, with_code
 from fuselab.ejection.triton_functions import (
     Function,
     Rows,
+    is_small,
     partial_results,
     stores_in_a_sweep_of_its_own,
     sweeps_to_reduce,
@@ -91,7 +86,7 @@ def reducing_text(plan: KernelPlan) -> str:
     stores = ", stores_columns=True" if stores_in_a_sweep_of_its_own(plan) else ""
     integers = [one for one in plan.reductions if one.kind == "int"]
     whole = ", has_integers=True" if integers else ""
-    if plan.scans or not all(_is_small(one.operand) for one in integers):
+    if plan.scans or not all(is_small(one.operand) for one in integers):
         whole = ", is_shared=False"
     summed = [one for one in plan.stored if one.node in plan.sums]
     sums = f", sums={len(summed)}" if summed else ""
@@ -109,15 +104,3 @@ def _functions(plan: KernelPlan) -> list[Function]:
     if plan.of_lists:
         return [RowsOfLists(plan) if plan.has_columns else OfLists(plan)]
     return [Rows(plan) if plan.has_columns else Pointwise(plan)]
-
-
-def _is_small(value: Expression) -> bool:
-    """Return whether an integer is a constant, a position or a truth value, so that float64 holds
-    as many of them as there are elements."""
-    if isinstance(value, Apply) and value.function == "where":
-        return all(map(_is_small, value.operands[1:]))
-    if isinstance(value, Apply):
-        return value.function == "to_int" and element_kind(value.operands[0]) == "bool"
-    if isinstance(value, Constant):
-        return abs(value.value) < 2**20
-    return isinstance(value, (Position, Size))

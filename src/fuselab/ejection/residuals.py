@@ -41,6 +41,7 @@ from fuselab.ejection.lower import Program
 from fuselab.ejection.stored import numel
 
 LEAST = 64  # elements that are reduced to one that is worth keeping
+LEAST_OF_POSITIONS = 16  # likewise, to a position, which takes two sweeps over them to find
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,19 @@ def with_outputs(
         new = _Substitution({node: read})
         changed = tuple(None if one is None else new.of(one) for one in program.gradients)
         reading = replace(program, gradients=changed)
-        if (work := _work_of(reading, captured)) < least:
+        work = _work_of(reading, captured)
+        if _is_less(work, least):
             program, least = reading, work
             found.append((place, read))
     return program, tuple(sorted(found, key=lambda one: one[0]))
+
+
+def _is_less(work: tuple[int, int], least: tuple[int, int]) -> bool:
+    """Return whether one way reads less than another, or no more to speak of and reduces less."""
+    (read, reduced), (least_read, least_reduced) = work, least
+    return read < least_read or (
+        reduced < least_reduced and (read - least_read) * LEAST <= least_read
+    )
 
 
 def _work_of(program: Program, captured: Captured) -> tuple[int, int]:
@@ -153,7 +163,9 @@ def _chosen(program: Program, gradients: Sequence[Node], captured: Captured) -> 
     formulas: dict[Node, fx.Node] = {}
     for formula, value in program.lowered.items():
         node = _computed(value)
-        if node in forward and node not in own and not upstream & with_sources([formula]):
+        if node is None or node in own or upstream & with_sources([formula]):
+            continue
+        if node in forward or node.kind == "int":  # positions are found for the backward alone
             formulas.setdefault(node, formula)
     hints = captured.hints
     found: dict[Node, fx.Node] = {}
@@ -175,7 +187,7 @@ def _chosen(program: Program, gradients: Sequence[Node], captured: Captured) -> 
 
 
 def _computed(value: Any) -> Node | None:
-    """Return the node of which ``value`` has the elements in their order, if it is a floating one
+    """Return the node of which ``value`` has the elements in their order, if it is one of numbers
     that a kernel computes, or a dropout's mask: of a view, its source if they differ in dimensions
     of size 1 alone."""
     if isinstance(value, View):
@@ -183,7 +195,7 @@ def _computed(value: Any) -> Node | None:
         kept = [size for size in value.sizes if size != 1]
         same = source and kept == [size for size in source.sizes if size != 1]
         return source if same and len(set(kept)) == len(kept) else None
-    is_computed = isinstance(value, (Pointwise, Reduction)) and value.kind == "float"
+    is_computed = isinstance(value, (Pointwise, Reduction)) and value.kind in ("float", "int")
     return value if is_computed or _is_mask(value) else None
 
 
@@ -205,10 +217,9 @@ def _is_reduced_anew(node: Node, others: Container[Node]) -> bool:
 
 def _is_worth_it(node: Node, hints: Mapping[sympy.Symbol, int]) -> bool:
     """Return whether a node is computed from a reduction of many more elements than it has."""
-    size = numel(node, hints)
+    size = numel(node, hints) * (LEAST if node.kind == "float" else LEAST_OF_POSITIONS)
     return any(
-        isinstance(one, Reduction) and numel(one.source, hints) >= LEAST * size
-        for one in ancestors(node)
+        isinstance(one, Reduction) and numel(one.source, hints) >= size for one in ancestors(node)
     )
 
 

@@ -18,6 +18,7 @@ from fuselab.ejection.loops import (
     Reduced,
     Scanned,
     Size,
+    element_kind,
     walk,
 )
 from fuselab.ejection.pairs import pairs_of
@@ -36,12 +37,37 @@ LAUNCHES = (
     "If PARTS programs share a row, each sweep is a launch of its own, and SWEEP is its number. "
     "A launch of the negative number joins what that sweep left; JOINED sweeps have been joined."
 )
+_OF_POSITIONS = frozenset({"where", "neg", "abs", "add", "sub", "mul", "intdiv"})
 LONG = 60  # characters; a longer operand gets a name
 
 
 def sweeps_to_reduce(plan: KernelPlan) -> int:
     """Return how many sweeps of a kernel reduce."""
     return max(map(plan.depth, plan.reductions), default=0)
+
+
+def is_small(value: Expression) -> bool:
+    """Return whether an integer is a constant, a position or a truth value, so that float64 holds
+    as many of them as there are elements."""
+    if isinstance(value, Apply) and value.function in ("where", "neg"):
+        return all(map(is_small, value.operands[value.function == "where" :]))
+    if isinstance(value, Apply):
+        return value.function == "to_int" and element_kind(value.operands[0]) == "bool"
+    if isinstance(value, Constant):
+        return abs(value.value) < 2**20
+    return isinstance(value, (Position, Size))
+
+
+def is_of_positions(one: Reduced | Scanned) -> bool:
+    """Return whether a reduction is the first or the last of some positions."""
+    return one.kind == "int" and one.function in ("amin", "amax") and _is_position(one.operand)
+
+
+def _is_position(value: Expression) -> bool:
+    """Return whether an integer is computed from positions and sizes alone."""
+    if isinstance(value, Apply) and value.function in _OF_POSITIONS:
+        return all(map(_is_position, value.operands[value.function == "where" :]))
+    return not isinstance(value, Apply) and is_small(value)
 
 
 def partial_results(plan: KernelPlan) -> int:
@@ -96,6 +122,10 @@ class Function:
     def text(self) -> str:
         for one in self.firsts:
             self.write(f"{self.pointer(one)} = of_pairs({self.pointer(one)}, PAIRED)")
+        reduced: list[Reduced | Scanned] = [*self.plan.reductions, *self.plan.scans]
+        if any(map(is_of_positions, reduced)):
+            self.write("INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32")
+            self.write("LAST: tl.constexpr = 9223372036854775807 if WIDE else 2147483647")
         self.body()
         doc = textwrap.fill(
             self.docstring(), 96, initial_indent='    """', subsequent_indent="    "
@@ -242,12 +272,24 @@ class Function:
         return "exists"
 
     def term(self, one: Reduced | Scanned) -> str:
-        """Return the text of what a tile adds to a reduction. Integers have 64 bits, in which a
-        neutral element beyond 32 bits fits."""
+        """Return the text of what a tile adds to a reduction."""
         value = self.value(one.operand)
         if one.kind == "int":
-            value = f"({value}).to(tl.int64)"
-        return f"tl.where({self.exists}, {value}, {triton_neutral(one.function, one.kind)})"
+            value = f"({value}).to({self.dtype_of(one)})"
+        return f"tl.where({self.exists}, {value}, {self.neutral_of(one)})"
+
+    def dtype_of(self, one: Reduced | Scanned) -> str:
+        """Return the text of the dtype of a reduction: positions have as many bits as all others of
+        the kernel, other integers 64."""
+        if one.kind != "int":
+            return "COMPUTE"
+        return "INDEX" if is_of_positions(one) else "tl.int64"
+
+    def neutral_of(self, one: Reduced | Scanned) -> str:
+        """Return the text of the number that changes no result of a reduction."""
+        if is_of_positions(one) and one.function in ("amin", "amax"):
+            return "LAST" if one.function == "amin" else "-LAST"
+        return triton_neutral(one.function, one.kind)
 
     def name_of(self, one: Expression) -> str:
         """Return the name of a value, which is another one at a picked column."""
@@ -561,9 +603,10 @@ class Rows(Function):
         self.write(f"if SWEEP == 0 or SWEEP == {depth}:")
         self.indent += 1
         for one, name in zip(reduced, names, strict=True):
-            dtype = "tl.int64" if one.kind == "int" else "COMPUTE"
-            neutral = triton_neutral(one.function, one.kind)
-            self.write(f"{name} = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), {neutral}, {dtype})")
+            self.write(
+                f"{name} = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), {self.neutral_of(one)}, "
+                f"{self.dtype_of(one)})"
+            )
         self.means_of_first_block(deviations)
         stores_here = depth == self.depth and self.stores_in_last_reduction
         stored = self.values_of(self.stored(True)) if stores_here else []
@@ -610,13 +653,13 @@ class Rows(Function):
         squared deviations, they are added up."""
         has_integers = any(one.kind == "int" for one in self.plan.reductions)
 
-        def load(name: str, number: int, kind: str = "float") -> None:
-            cast = f".to({'tl.int64' if kind == 'int' else 'COMPUTE'})" if has_integers else ""
+        def load(name: str, number: int, dtype: str = "COMPUTE") -> None:
+            cast = f".to({dtype})" if has_integers else ""
             partials = f"{self.partials}, {number}, BLOCK_ROWS, PARTS, JOINED >= {depth}"
             self.write(f"{name} = load_partials({partials}){cast}")
 
         for number, one in enumerate(reduced, place):
-            load(self.plan.value_names[one], number, one.kind)
+            load(self.plan.value_names[one], number, self.dtype_of(one))
         if not any(one in self.plan.deviations for one in reduced):
             return
         load("in_shares", len(self.plan.reductions))
@@ -695,10 +738,11 @@ class Rows(Function):
         """Open the loop over the columns in which ``values`` are computed."""
         for one in walk(values, self.known):
             if isinstance(one, Scanned):
-                dtype = "tl.int64" if one.kind == "int" else "COMPUTE"
-                neutral = triton_neutral(one.function, one.kind)
                 name = self.plan.value_names[one]
-                self.write(f"{name}_so_far = tl.full((BLOCK_ROWS, 1), {neutral}, {dtype})")
+                self.write(
+                    f"{name}_so_far = tl.full((BLOCK_ROWS, 1), {self.neutral_of(one)}, "
+                    f"{self.dtype_of(one)})"
+                )
         unrolled = ", loop_unroll_factor=UNROLL" if self.has_windows else ""
         kind = "tl.range" if unrolled else "range"
         self.write(f"for block in {kind}(first, end{unrolled}):")

@@ -23,6 +23,7 @@ FLAT_TILE = 1024  # elements of any other tile of a kernel without reductions
 SCATTERED_TILE = 512  # elements of a tile that loads each of them by itself
 ONE_BLOCK = 16384  # the most elements of rows that are kept in registers as a whole
 LOOPED_BLOCK = 4096  # elements of a block of longer rows
+LONG_BLOCK = 8192  # elements of a block of rows that are swept over several times
 LINE_BYTES = 128  # of a cache line
 MOST_PAIRED = 8  # columns that are visited one by one where rows share all that is read
 PAIRED_ROWS = 1024  # of a block of such rows
@@ -49,7 +50,9 @@ WARPS_PER_MULTIPROCESSOR = 12  # below which blocks of shared rows are enlarged
 LEAST_PROGRAMS_PER_MULTIPROCESSOR = 4  # with which rows are not shared out to be read again
 SUMMING_PROGRAMS_PER_MULTIPROCESSOR = 4  # to which rows are shared out that are also summed,
 SUMMING_WARPS_PER_MULTIPROCESSOR = 16  # or more, if they have few warps; half of it in float32
+MOST_WARPS = 32  # of a program
 _WARP_ELEMENTS = 1024  # of a block that a warp works on, of one operand
+_LONG_WARP_ELEMENTS = 256  # likewise, of long rows
 _FEW_OF_A_WARP = 128  # elements of each of many operands
 _SHORT = 512  # columns of rows of which a program gets fewer where several operands are read
 
@@ -179,9 +182,10 @@ def block_of_rows(
     reads, writes = _full(swept)
     is_light = reducing.stores_columns and not reducing.sums and reads < 2
     reduces_only = not reducing.stores_columns and not reducing.sums
+    is_long = False
     if columns <= MOST_CHOSEN and not reducing.sums and _are_chosen(swept):
         down = min(rows, int(WINDOW_ROWS * 2.0**doublings))
-        return Block(down, 1, _warps(down, 64), is_window=True)
+        return Block(down, 1, _warps(down, 128), is_window=True)
     if columns <= MOST_PAIRED and not reads and reduces_only:
         down = min(rows, int(PAIRED_ROWS * 2.0**doublings))
         return Block(down, 1, _warps(down, 256))
@@ -192,7 +196,9 @@ def block_of_rows(
             down = min(rows, max(line, elements // whole))
             down, across = _spread(swept, down, whole, line, device), whole
         elif not reducing.sums and line // 2 * whole <= ONE_BLOCK:  # half cache lines, but once
-            down, across = line // 2, whole
+            # Positions are in registers beside values.
+            is_of_positions = reducing.has_integers and reduces_only
+            down, across = max(1, line // (4 if is_of_positions else 2)), whole
         elif is_light and line // 4 * whole <= 2 * ONE_BLOCK:  # sectors, for rows of one operand
             down, across = max(1, line // 4), whole
         elif is_light:  # half cache lines, for twice as many programs
@@ -219,10 +225,13 @@ def block_of_rows(
             elements = 2 * elements // max(2, width)
             if reducing.stores_columns:
                 elements //= 2 if whole > _SHORT else 4
+        elif reducing.has_integers:
+            elements //= 2
         down = min(rows, max(1, elements // whole))
         down, across = _spread(swept, down, whole, 1, device), whole
     else:
         down, across = 1, looped // (2 if reads > 1 or _reduces_alone(reducing, writes) else 1)
+        is_long = not reducing.sums
     is_looped = down == 1 and across < columns
     of_a_warp = _of_a_warp(swept, width, (down, across), reducing, (reads, writes))
     if is_looped and reducing.stores_columns and reducing.reductions > 2 and not reducing.sums:
@@ -233,7 +242,10 @@ def block_of_rows(
     is_small = reads > 1 and reducing.stores_columns and down * across <= _SHORT
     least = 1 if is_part or is_small or (reducing.sums and reads > MOST_SUMMED) else 2
     block = Block(down, across, _warps(down * across, of_a_warp, least))
-    if whole <= FEW_COLUMNS and reads < 2 and reduces_only:
+    if whole <= FEW_COLUMNS and reads < 2 and reduces_only and len(swept.columns.sizes) > 1:
+        down = min(rows, TILE // 2 // whole)  # parts of several lines each
+        block = Block(down, whole, _warps(down * whole, _WARP_ELEMENTS // 4))
+    elif whole <= FEW_COLUMNS and reads < 2 and reduces_only:
         # Each warp has all columns of its rows: the warps of a tile need not tell each other sums.
         # With several operands a warp's threads would have too much in registers, as with as many
         # loads as there are elements.
@@ -246,6 +258,9 @@ def block_of_rows(
     if swept.rows_are_contiguous and is_light:
         shared_by = NEIGHBOURS_PER_MULTIPROCESSOR
     parts = _parts(swept, block, device, reducing, shared_by) if reducing.is_shared else 1
+    if is_long and parts == 1 and reducing.sweeps + reducing.stores_columns > 1:
+        across = int(_of_long_rows(columns, width, reads) * 2.0**doublings)
+        block = Block(1, across, min(MOST_WARPS, across // _LONG_WARP_ELEMENTS))
     if is_part and parts == 1:
         block = replace(block, warps=max(2, block.warps))
     if swept.rows_are_contiguous and parts > 1 and not reducing.sums:
@@ -272,6 +287,20 @@ def _one_block(width: int, reads: int) -> int:
     More than half of the registers of a multiprocessor would leave nothing to load into while a
     program computes; elements of 16 bits are kept as such."""
     return ONE_BLOCK if width <= 2 else ONE_BLOCK * 4 // (width * max(1, reads))
+
+
+def _of_long_rows(columns: int, width: int, reads: int) -> int:
+    """Return how many columns of long rows with ``reads`` operands a program sweeps over at a time
+    that does so several times, as measured on an H200. The rows that all programs work on have to
+    stay in the cache between two sweeps, so that a multiprocessor gets one program or two, of as
+    many warps as a program can have; or in registers."""
+    whole = power_of_two(columns)
+    if reads < 2:
+        return whole if whole <= 2 * ONE_BLOCK * 4 // max(4, width) else LONG_BLOCK
+    is_filled = 8 * (whole - columns) <= whole
+    if reads == 2 and is_filled and whole * width <= 4 * ONE_BLOCK:
+        return whole
+    return min(whole // 2, LONG_BLOCK * (2 if reads == 2 and width > 2 else 1))
 
 
 def is_read_once(

@@ -8,6 +8,7 @@ workspace. They are added in a fixed order, so that results are the same in ever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -21,6 +22,7 @@ from fuselab.runtime import gpu_limits
 from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.sweep import Sweep
 from fuselab.runtime.triton_blocks import (
+    LEAST_PROGRAMS_PER_MULTIPROCESSOR,
     Block,
     Reducing,
     block_of_columns,
@@ -54,6 +56,7 @@ MOST_BYTES = 16  # that a thread loads at once
 # Of a kernel with reductions for lists: the columns of a row that one program sweeps over at most,
 # if programs can share it, and how often those of tensors in one launch may be doubled.
 SHARED_COLUMNS = 1 << 14
+SHARES = 2  # blocks of columns that such a program owns at least
 LIKE_DOUBLINGS = 3
 LEAST_ACROSS = 8  # columns of a program that adds up shares: those of a sector in float32
 ADDED = 2048  # shares of columns that such a program reads at least, where there are enough columns
@@ -186,18 +189,24 @@ class TritonSweeps:
         widest = max(tensor.element_size() for tensor in tensors)
         heights = [one.rows.numel for one in members]
         widths = [one.columns.numel for one in members]
-        elements = MEMBER_BYTES // max(4, widest)
-        block_columns = min(elements, power_of_two(max(MOST_BYTES, *widths)))
-        block_rows = 1 if has_one_row else max(1, elements // block_columns)
+        block = MEMBER_BYTES // max(4, widest)
+        block_columns = min(block, power_of_two(max(MOST_BYTES, *widths)))
+        block_rows = 1 if has_one_row else max(1, block // block_columns)
         blocks = [ceil_div(height, block_rows) for height in heights]
         # Programs cannot share a row whose result lies where they read the old one.
         longest = max(widths)
-        is_shared = longest > SHARED_COLUMNS and not members[0].apart
-        share = SHARED_COLUMNS if is_shared else max(block_columns, power_of_two(longest))
+        share = max(block_columns, power_of_two(longest))
+        if not members[0].apart:
+            processors = gpu_limits.multiprocessors(tensors[-1].device)
+            elements = sum(map(math.prod, zip(heights, widths, strict=True)))
+            wanted = LEAST_PROGRAMS_PER_MULTIPROCESSOR * processors
+            fair = power_of_two(ceil_div(elements, wanted * block_rows))
+            share = min(share, SHARED_COLUMNS, max(SHARES * block_columns, fair))
+        is_shared = longest > share
         shares = [max(1, ceil_div(width, share)) for width in widths]
         leaving = [one * own for one, own in zip(blocks, shares, strict=True)]
         partials = None
-        launches = [(0, leaving)]
+        launches = [(0, leaving)]  # each sweep's number and the programs of each tensor
         if is_shared:
             cells = reducing.reductions * sum(leaving) * block_rows
             partials = torch.empty(cells, dtype=compute, device=tensors[-1].device)
