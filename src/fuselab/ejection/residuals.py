@@ -216,11 +216,21 @@ def _is_reduced_anew(node: Node, others: Container[Node]) -> bool:
 
 
 def _is_worth_it(node: Node, hints: Mapping[sympy.Symbol, int]) -> bool:
-    """Return whether a node is computed from a reduction of many more elements than it has."""
-    size = numel(node, hints) * (LEAST if node.kind == "float" else LEAST_OF_POSITIONS)
-    return any(
-        isinstance(one, Reduction) and numel(one.source, hints) >= size for one in ancestors(node)
-    )
+    """Return whether a node is computed from a reduction of many more elements than it has; of a
+    position, that looks at each of them twice at most, as windows that overlap do not."""
+    size = numel(node, hints)
+    for one in ancestors(node):
+        if not isinstance(one, Reduction):
+            continue
+        reduced = numel(one.source, hints)
+        if node.kind == "float":
+            if reduced >= LEAST * size:
+                return True
+            continue
+        read = max(numel(other, hints) for other in ancestors(one) if isinstance(other, Input))
+        if reduced >= LEAST_OF_POSITIONS * size and reduced <= 2 * read:
+            return True
+    return False
 
 
 def _is_free(
