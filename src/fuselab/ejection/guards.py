@@ -8,6 +8,7 @@ place, and the place itself grows regularly along a row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from fuselab.ejection.loops import Apply, Constant, Expression, Load, children, chosen_in, walk
@@ -26,6 +27,26 @@ def guards_of(values: Sequence[Expression]) -> dict[Expression, Expression]:
             if found.get(one) is condition:
                 del found[one]
     return found
+
+
+def chosen_outside(
+    guards: Mapping[Expression, Expression], values: Sequence[Expression]
+) -> dict[Expression, Constant]:
+    """Return of each load that has a guard what counts in its place where the guard does not hold,
+    if that is one number that every dtype has: a load can give it there."""
+    found: dict[Expression, set[Constant]] = {}
+    for one in walk(values):
+        if isinstance(one, Apply) and one.function == "where":
+            condition, element, other = one.operands
+            if guards.get(element) is condition and isinstance(other, Constant):
+                found.setdefault(element, set()).add(other)
+    return {
+        one: constant
+        for one, constants in found.items()
+        for constant in constants
+        if len(constants) == 1 and isinstance(one, Load) and one.tensor.kind == "float"
+        if constant.value in (0.0, math.inf, -math.inf)
+    }
 
 
 def guarded_children(

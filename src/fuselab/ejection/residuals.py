@@ -227,7 +227,8 @@ def _is_worth_it(node: Node, hints: Mapping[sympy.Symbol, int]) -> bool:
             if reduced >= LEAST * size:
                 return True
             continue
-        read = max(numel(other, hints) for other in ancestors(one) if isinstance(other, Input))
+        inputs = (other for other in ancestors(one) if isinstance(other, Input))
+        read = max((numel(other, hints) for other in inputs), default=0)
         if reduced >= LEAST_OF_POSITIONS * size and reduced <= 2 * read:
             return True
     return False

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from fuselab.ejection.fold import fold
 from fuselab.ejection.functions import TRITON, TRITON_REDUCTIONS, TRITON_SCANS, triton_neutral
-from fuselab.ejection.guards import guarded_children, guards_of, unguarded
+from fuselab.ejection.guards import chosen_outside, guarded_children, guards_of, unguarded
 from fuselab.ejection.loops import (
     Apply,
     Constant,
@@ -109,6 +109,7 @@ class Function:
         self.column_axes = frozenset(plan.kernel.column_axes)
         pairs = pairs_of(plan)
         self.guards = guards_of(list(plan.stores.values()))
+        self.outside = chosen_outside(self.guards, list(plan.stores.values()))
         self.partners = dict([*pairs, *((other, one) for one, other in pairs)])
         self.firsts = [one for one, _ in pairs]
 
@@ -226,7 +227,8 @@ class Function:
         if guard is not None:
             is_inside = self.value(guard)
             place = self.address(operand, is_guarded=True)
-            return f"load_inside({place}, {self.masks(one)}, {is_inside})"
+            other = f", {constant_text(self.outside[one].value)}" if one in self.outside else ""
+            return f"load_inside({place}, {self.masks(one)}, {is_inside}{other})"
         if self.place(operand) or self.plan.axes_of(one):
             masks = ", ".join((self.masks(one), *self.once(one)))
             return f"load({self.address(operand)}, {masks})"
@@ -261,10 +263,21 @@ class Function:
                 self.reduce(one)
             elif isinstance(one, Scanned):
                 self.scan(one)
+            elif (element := self.loaded_with_outside(one)) is not None:
+                self.known[one] = self.known[element]
             elif isinstance(one, Apply) and one in self.plan.value_names:
                 name = self.name_of(one)
                 self.write(f"{name} = {self.formula(one)}")
                 self.known[one] = name
+
+    def loaded_with_outside(self, one: Expression) -> Load | None:
+        """Return the load that gives a value, if that is an element where a condition holds, and a
+        number that the load gives elsewhere."""
+        if not isinstance(one, Apply) or one.function != "where":
+            return None
+        condition, element, _ = one.operands
+        is_it = element in self.outside and self.guards[element] is condition
+        return element if is_it and isinstance(element, Load) else None
 
     @property
     def exists(self) -> str:
@@ -274,6 +287,14 @@ class Function:
     def term(self, one: Reduced | Scanned) -> str:
         """Return the text of what a tile adds to a reduction."""
         value = self.value(one.operand)
+        element = self.loaded_with_outside(one.operand)
+        # Where there is no column, the load gives what changes nothing, too.
+        if (
+            element is not None
+            and self.plan.axes_of(element) & self.column_axes
+            and constant_text(self.outside[element].value) == self.neutral_of(one)
+        ):
+            return value
         if one.kind == "int":
             value = f"({value}).to({self.dtype_of(one)})"
         return f"tl.where({self.exists}, {value}, {self.neutral_of(one)})"
@@ -434,7 +455,7 @@ class Rows(Function):
         super().__init__(plan)
         self.depth = sweeps_to_reduce(plan)
         self.stores_in_last_reduction = not stores_in_a_sweep_of_its_own(plan)
-
+        self.pointed: set[Operand] = set()  # those with a pointer to where the rows' windows begin
         self.has_windows = any(one.chosen for one in plan.loads) and not any(
             one.node is not None and self.has(one, self.column_axes) for one in plan.operands
         )
@@ -498,6 +519,13 @@ class Rows(Function):
             offset = f"offset({self.column}, {operand.name}_column_strides)"
             places = offset, *self.chosen_places(operand, is_guarded)
             return " + ".join((f"{operand.name}_row", *places))
+        if operand in self.pointed:
+            texts = [
+                f"{sign} {self.in_parentheses(column)} * {step}"
+                for _, sign, column, step in self.parted(operand)
+            ]
+            offsets = re.sub(r"^\+ |(?<=^-) ", "", " ".join(texts))
+            return f"{operand.name}_row + ({offsets})"
         return super().address(operand, is_guarded)
 
     def children(self, one: Expression) -> tuple[Expression, ...]:
@@ -564,6 +592,48 @@ class Rows(Function):
             offset = f"offset(row, {one.name}_row_strides)"
             self.write(f"{one.name}_row = {self.pointer(one)} + {offset}")
 
+    def parted(self, operand: Operand) -> list[tuple[Expression, str, Expression, str]]:
+        """Return the positions that the kernel computes in a tensor, each as a part that depends on
+        the row, the sign of one that depends on the column, this, and the name of the stride; none
+        if a position is no such sum or difference."""
+        found = []
+        for chosen, step in operand.chosen:
+            value = chosen
+            if isinstance(chosen, Apply) and chosen.function == "where":
+                value = unguarded(chosen)
+            if not isinstance(value, Apply) or value.function not in ("add", "sub"):
+                return []
+            row, column = value.operands
+            if value.function == "add" and not self._is_of_rows(row):
+                row, column = column, row
+            if not self._is_of_rows(row) or self.plan.axes_of(column) & self.row_axes:
+                return []
+            found.append((row, "+" if value.function == "add" else "-", column, step))
+        return found
+
+    def _is_of_rows(self, one: Expression) -> bool:
+        return not self.plan.axes_of(one) & self.column_axes
+
+    def point_at_rows(self, values: Sequence[Expression]) -> None:
+        """Write pointers to where the windows of the rows begin, in what ``values`` are made of:
+        what the columns add to them is the same for all rows."""
+        for one in walk(values):
+            name = self.plan.value_names.get(one) if isinstance(one, Load) else None
+            operand = next((each for each in self.plan.loads if each.name == name), None)
+            if operand is None or operand in self.pointed or self.has(operand, self.column_axes):
+                continue
+            if not (parts := self.parted(operand)):
+                continue
+            self.define([row for row, _, _, _ in parts])
+            offsets = [f"{self.in_parentheses(row)} * {step}" for row, _, _, step in parts]
+            place = " + ".join([*filter(None, [self.place(operand)]), *offsets])
+            self.write(f"{operand.name}_row = {self.pointer(operand)} + ({place})")
+            self.pointed.add(operand)
+
+    def in_parentheses(self, one: Expression) -> str:
+        text = self.value(one)
+        return text if text.isidentifier() else f"({text})"
+
     def sweeps(self) -> None:
         """Write the sweeps over the columns, and the stores."""
         place = 0
@@ -574,6 +644,7 @@ class Rows(Function):
         if on_columns and not self.stores_in_last_reduction:
             self.space()
             self.define(self.constant_in(self.values_of(on_columns)))
+            self.point_at_rows(self.values_of(on_columns))
             self.open_sweep(self.values_of(on_columns))
             self.store_all(on_columns)
             self.indent -= 1
@@ -600,6 +671,7 @@ class Rows(Function):
         names = [self.plan.value_names[one] for one in reduced]
         self.space()
         self.define(self.constant_in(list(map(self.terms_of, reduced))))
+        self.point_at_rows(list(map(self.terms_of, reduced)))
         self.write(f"if SWEEP == 0 or SWEEP == {depth}:")
         self.indent += 1
         for one, name in zip(reduced, names, strict=True):

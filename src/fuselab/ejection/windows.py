@@ -283,9 +283,10 @@ class Pooling(ChosenElements):
         override = arguments.get("divisor_override")
         if override is not None:
             return Constant(override)
-        if not windows.may_leave:
-            return Constant(int(sympy.prod(windows.window)))
         counts_padding = arguments.get("count_include_pad", True)
+        # Only with ``ceil_mode`` a window may end behind the padding.
+        if not windows.may_leave or (counts_padding and not arguments.get("ceil_mode", False)):
+            return Constant(int(sympy.prod(windows.window)))
         count: Any = None
         for dim in range(windows.rank):
             first = len(results) - windows.rank
@@ -385,9 +386,10 @@ class Pooling(ChosenElements):
             distance = self.whole(node, "distance", sizes, "sub", position, start)
             reach = (windows.kernel[dim] - 1) * windows.dilation[dim] + 1
             conditions += self.in_dimension(node, place, windows.results[dim])
-            conditions.append(
-                self.element(node, "is_inside", sizes, "bool", "lt", distance, Constant(reach))
-            )
+            if step != 1:  # else the distance is that to one of as many windows as cover an element
+                conditions.append(
+                    self.element(node, "is_inside", sizes, "bool", "lt", distance, Constant(reach))
+                )
             places.append(place)
         return places, self.both(node, conditions)
 

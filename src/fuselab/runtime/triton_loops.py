@@ -64,9 +64,9 @@ def load(pointer, is_row, is_column, ONCE: tl.constexpr = False):
 
 
 @triton.jit
-def load_inside(pointer, is_row, is_column, is_inside):
+def load_inside(pointer, is_row, is_column, is_inside, outside: tl.constexpr = None):
     """Load the elements of a block where ``is_inside`` says that there are any; elsewhere the
-    values are undefined."""
+    values are ``outside``, or undefined."""
     exists = is_inside
     if len(pointer.shape) == 0:
         if len(is_inside.shape) > 0:
@@ -76,7 +76,7 @@ def load_inside(pointer, is_row, is_column, is_inside):
             exists = exists & is_row
         if pointer.shape[1] == is_column.shape[1]:
             exists = exists & is_column
-    return tl.load(pointer, exists)
+    return tl.load(pointer, exists, outside)
 
 
 @triton.jit
