@@ -271,6 +271,16 @@ def test_adaptive_windows_of_other_sizes(folders: Callable[[Any], Path]) -> None
     assert cpp.supports(torch.randn(1, 1, 2, 4)) is not None
 
 
+def test_an_element_that_counts_anywhere_is_loaded_at_a_safe_place(
+    folders: Callable[[Any], Path],
+) -> None:
+    """Only what a condition guards is loaded from where a window begins, which may be outside: not
+    the place of the largest element, which is compared before it is known whether it counts."""
+    text = (folders(max_pool) / "triton_kernels.py").read_text("utf-8")
+    assert re.search(r"load_inside\(\s*x_row \+ \(", text)
+    assert not re.search(r" load\(\s*\w+_row \+ \(", text)
+
+
 def test_the_gradient_of_a_pool_goes_to_the_first_of_equal_elements(
     folders: Callable[[Any], Path],
 ) -> None:

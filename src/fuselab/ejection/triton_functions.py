@@ -522,7 +522,7 @@ class Rows(Function):
         if operand in self.pointed:
             texts = [
                 f"{sign} {self.in_parentheses(column)} * {step}"
-                for _, sign, column, step in self.parted(operand)
+                for _, sign, column, step in self.parted(operand, is_guarded)
             ]
             offsets = re.sub(r"^\+ |(?<=^-) ", "", " ".join(texts))
             return f"{operand.name}_row + ({offsets})"
@@ -592,15 +592,15 @@ class Rows(Function):
             offset = f"offset(row, {one.name}_row_strides)"
             self.write(f"{one.name}_row = {self.pointer(one)} + {offset}")
 
-    def parted(self, operand: Operand) -> list[tuple[Expression, str, Expression, str]]:
+    def parted(
+        self, operand: Operand, is_guarded: bool
+    ) -> list[tuple[Expression, str, Expression, str]]:
         """Return the positions that the kernel computes in a tensor, each as a part that depends on
         the row, the sign of one that depends on the column, this, and the name of the stride; none
-        if a position is no such sum or difference."""
+        if a position is no such sum or difference, as one that is made safe."""
         found = []
         for chosen, step in operand.chosen:
-            value = chosen
-            if isinstance(chosen, Apply) and chosen.function == "where":
-                value = unguarded(chosen)
+            value = unguarded(chosen) if is_guarded else chosen
             if not isinstance(value, Apply) or value.function not in ("add", "sub"):
                 return []
             row, column = value.operands
@@ -622,7 +622,7 @@ class Rows(Function):
             operand = next((each for each in self.plan.loads if each.name == name), None)
             if operand is None or operand in self.pointed or self.has(operand, self.column_axes):
                 continue
-            if not (parts := self.parted(operand)):
+            if not (parts := self.parted(operand, one in self.guards)):
                 continue
             self.define([row for row, _, _, _ in parts])
             offsets = [f"{self.in_parentheses(row)} * {step}" for row, _, _, step in parts]

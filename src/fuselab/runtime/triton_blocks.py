@@ -259,8 +259,10 @@ def block_of_rows(
         shared_by = NEIGHBOURS_PER_MULTIPROCESSOR
     parts = _parts(swept, block, device, reducing, shared_by) if reducing.is_shared else 1
     if is_long and parts == 1 and reducing.sweeps + reducing.stores_columns > 1:
-        across = int(_of_long_rows(columns, width, reads) * 2.0**doublings)
+        across = int(_of_long_rows(columns, width, reads, reducing) * 2.0**doublings)
         block = Block(1, across, min(MOST_WARPS, across // _LONG_WARP_ELEMENTS))
+    elif parts > 1 and down == 1 and reads < 2 and not reducing.sums:  # for more loads under way
+        block = replace(block, warps=max(block.warps, min(16, across // (_WARP_ELEMENTS // 2))))
     if is_part and parts == 1:
         block = replace(block, warps=max(2, block.warps))
     if swept.rows_are_contiguous and parts > 1 and not reducing.sums:
@@ -289,18 +291,21 @@ def _one_block(width: int, reads: int) -> int:
     return ONE_BLOCK if width <= 2 else ONE_BLOCK * 4 // (width * max(1, reads))
 
 
-def _of_long_rows(columns: int, width: int, reads: int) -> int:
+def _of_long_rows(columns: int, width: int, reads: int, reducing: Reducing) -> int:
     """Return how many columns of long rows with ``reads`` operands a program sweeps over at a time
     that does so several times, as measured on an H200. The rows that all programs work on have to
     stay in the cache between two sweeps, so that a multiprocessor gets one program or two, of as
     many warps as a program can have; or in registers."""
     whole = power_of_two(columns)
+    of_wide = LONG_BLOCK * (2 if width > 2 else 1)
     if reads < 2:
-        return whole if whole <= 2 * ONE_BLOCK * 4 // max(4, width) else LONG_BLOCK
+        return whole if whole <= 2 * ONE_BLOCK * 4 // max(4, width) else of_wide
+    if not reducing.stores_columns:  # a thread has the sums of each operand in registers, too
+        return LONG_BLOCK // 2
     is_filled = 8 * (whole - columns) <= whole
     if reads == 2 and is_filled and whole * width <= 4 * ONE_BLOCK:
         return whole
-    return min(whole // 2, LONG_BLOCK * (2 if reads == 2 and width > 2 else 1))
+    return min(whole // 2, of_wide if reads == 2 else LONG_BLOCK)
 
 
 def is_read_once(

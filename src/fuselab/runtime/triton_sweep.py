@@ -56,6 +56,9 @@ MOST_BYTES = 16  # that a thread loads at once
 # Of a kernel with reductions for lists: the columns of a row that one program sweeps over at most,
 # if programs can share it, and how often those of tensors in one launch may be doubled.
 SHARED_COLUMNS = 1 << 14
+# Columns of an inner loop that the compiler divides by with a shift; there is a kernel for each. A
+# division that it sees takes some 20 instructions for each element.
+SHIFTED = (2, 4, 8, 16, 32, 64, 128)
 SHARES = 2  # blocks of columns that such a program owns at least
 LIKE_DOUBLINGS = 3
 LEAST_ACROSS = 8  # columns of a program that adds up shares: those of a sector in float32
@@ -487,13 +490,17 @@ def divisor(size: int) -> int:
 def _rows_and_columns(swept: Sweep, sums: int, has_windows: bool) -> list[tuple[Any, ...]]:
     """Return the sizes of the loops of a kernel with reductions and their divisors, then the
     strides of each operand but the sums over rows: those in the rows if it has an axis there, or is
-    the result of a single row, and those in the columns. The sizes of windows are constants."""
+    the result of a single row, and those in the columns. The sizes of windows are constants, and
+    that of a short inner loop over columns if it is a power of two."""
     import triton.language as tl
 
     rows, columns = swept.rows.sizes, swept.columns.sizes
     found: list[tuple[Any, ...]] = [rows, divisors(swept, rows, not has_windows)]
     if has_windows:
         found += [tuple(map(tl.constexpr, columns)), (tl.constexpr(0),) * len(columns)]
+    elif len(columns) > 1 and columns[-1] in SHIFTED:
+        inner = divisors(swept, columns[:-1])
+        found += [(*columns[:-1], tl.constexpr(columns[-1])), (*inner, tl.constexpr(0))]
     else:
         found += [columns, divisors(swept, columns)]
     axes = list(zip(swept.on_rows, swept.on_columns, strict=True))
