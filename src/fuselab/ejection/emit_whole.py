@@ -16,7 +16,7 @@ from fuselab.ejection.kernels import product
 from fuselab.ejection.loops import Expression, Input, Load, Node, Position, Reduced, Scanned, Size
 from fuselab.ejection.plan import Namer
 from fuselab.ejection.stored import memory_of
-from fuselab.ejection.triton_functions import Function, cast_of
+from fuselab.ejection.triton_functions import BITS_OF_POSITIONS, Function, cast_of
 from fuselab.ejection.triton_text import listed
 from fuselab.ejection.whole import Product, Tile, Whole, place_of, start_of, weight_load
 
@@ -112,9 +112,13 @@ class WholeKernel:
             *listed([f"{name}: tl.constexpr" for name in chosen]),
             "):  # fmt: skip",
             f'{text}"""',
+            *(f"    {line}" for line in BITS_OF_POSITIONS if self._uses_positions()),
             "    row, is_row = block_of_rows(row_sizes, row_divisors, BLOCK_ROWS, False, WIDE)",
             *(line for name in self.padded for line in _positions(name)),
         ]
+
+    def _uses_positions(self) -> bool:
+        return any(re.search(r"\bINDEX\b", line) for line in self.lines)
 
     @property
     def kernel_name(self) -> str:

@@ -38,6 +38,10 @@ LAUNCHES = (
     "A launch of the negative number joins what that sweep left; JOINED sweeps have been joined."
 )
 _OF_POSITIONS = frozenset({"where", "neg", "abs", "add", "sub", "mul", "intdiv"})
+BITS_OF_POSITIONS = (
+    "INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32",
+    "LAST: tl.constexpr = 9223372036854775807 if WIDE else 2147483647",
+)
 LONG = 60  # characters; a longer operand gets a name
 
 
@@ -125,8 +129,8 @@ class Function:
             self.write(f"{self.pointer(one)} = of_pairs({self.pointer(one)}, PAIRED)")
         reduced: list[Reduced | Scanned] = [*self.plan.reductions, *self.plan.scans]
         if any(map(is_of_positions, reduced)):
-            self.write("INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32")
-            self.write("LAST: tl.constexpr = 9223372036854775807 if WIDE else 2147483647")
+            for line in BITS_OF_POSITIONS:
+                self.write(line)
         self.body()
         doc = textwrap.fill(
             self.docstring(), 96, initial_indent='    """', subsequent_indent="    "

@@ -37,6 +37,7 @@ MOST_HELD = 3  # operands and reductions of a block of neighbouring rows, likewi
 MOST_VARIED = 4  # operands of such a block with which a thread has a full number of elements
 MOST_CHOSEN = 32  # columns of a window that are visited one by one, each in many rows
 SHUFFLED_COLUMNS = 128  # of a tile whose columns lie in several loops and apart in memory
+MOST_LOADS = 18  # of elements of windows for a row, with which a thread has several rows
 WINDOW_ROWS = 256  # of a block of windows
 SECTOR_BYTES = 32  # the least that is read of it
 LEAST_NESTED = 256  # columns of a loop between whose turns something is loaded
@@ -185,7 +186,9 @@ def block_of_rows(
     is_long = False
     if columns <= MOST_CHOSEN and not reducing.sums and _are_chosen(swept):
         down = min(rows, int(WINDOW_ROWS * 2.0**doublings))
-        return Block(down, 1, _warps(down, 128), is_window=True)
+        # So many elements of all operands are loaded for each row, all of them at once.
+        loads = columns * sum(tensor is not None for tensor in swept.tensors[: swept.read])
+        return Block(down, 1, _warps(down, 128 if loads <= MOST_LOADS else 64), is_window=True)
     if columns <= MOST_PAIRED and not reads and reduces_only:
         down = min(rows, int(PAIRED_ROWS * 2.0**doublings))
         return Block(down, 1, _warps(down, 256))
