@@ -89,6 +89,27 @@ def test_the_backward_reads_what_the_forward_kept(function: Any, folders: Any) -
     assert set(package.kept) <= stored & read
 
 
+def largest_of_rows(x):
+    return x.max(1)[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes", "is_kept"),
+    [
+        (largest_of_rows, (2, 600, 3), True),
+        (largest_of_rows, (2, 200, 3), False),  # a program has them in registers in any case
+        (lambda x: F.adaptive_max_pool2d(x, (2, 3)), (1, 1, 8, 12), False),  # likewise
+        (lambda x: F.max_pool2d(x, 4, 1), (1, 1, 9, 9), False),  # windows overlap
+        (lambda x: x.amax(1), (2, 600, 3), False),  # how many are largest is no position
+    ],
+)
+def test_which_positions_are_kept(
+    function: Callable[..., Any], sizes: tuple[int, ...], is_kept: bool
+) -> None:
+    package = planned_package(function, [torch.randn(sizes)], {}, "largest")
+    assert bool(package.kept) is is_kept
+
+
 @pytest.mark.parametrize("function", COMPILED, ids=lambda one: one.__name__)
 def test_the_formulas_compute_what_the_kernels_keep(function: Any, folders: Any) -> None:
     op, args = load_op(str(folders(function))), arguments(function)

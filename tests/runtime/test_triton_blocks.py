@@ -428,6 +428,17 @@ def test_long_rows_stay_in_the_registers_or_in_the_cache_between_sweeps(
     assert (block.rows, block.columns, block.warps) == (1, *held)
 
 
+def test_a_row_that_one_sweep_reads_needs_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.empty(4096, 32000, device="meta", dtype=torch.bfloat16)
+    sizes = {"length": 4096}, {"width": 32000}
+    over = Sweep(*sizes, [(x, "length width")], [(x, "length width")])
+    found = [
+        blocks_on_an_h200(monkeypatch, over, Reducing(1, 1, stores_columns=True, idle=idle))
+        for idle in (0, 1)
+    ]
+    assert [(block.columns, block.warps) for block in found] == [(32768, 32), (4096, 4)]
+
+
 def test_windows_of_several_lines_are_spread_over_more_warps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -18,6 +18,7 @@ from fuselab.ejection.plan import KERNEL_FUNCTIONS, KernelPlan, with_code
 from fuselab.ejection.triton_functions import (
     Function,
     Rows,
+    idle_sweeps,
     is_small,
     partial_results,
     stores_in_a_sweep_of_its_own,
@@ -90,6 +91,8 @@ def reducing_text(plan: KernelPlan) -> str:
         whole = ", is_shared=False"
     summed = [one for one in plan.stored if one.node in plan.sums]
     sums = f", sums={len(summed)}" if summed else ""
+    idle = idle_sweeps(plan)
+    sums += f", idle={idle}" if idle else ""
     sweeps, reductions = sweeps_to_reduce(plan), partial_results(plan)
     return f"Reducing(sweeps={sweeps}, reductions={reductions}{stores}{whole}{sums})"
 

@@ -13,6 +13,7 @@ the terms of a sum, or of reducing rows again, as a softmax does.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,7 +42,8 @@ from fuselab.ejection.lower import Program
 from fuselab.ejection.stored import numel
 
 LEAST = 64  # elements that are reduced to one that is worth keeping
-LEAST_OF_POSITIONS = 16  # likewise, to a position, which takes two sweeps over them to find
+LEAST_OF_WINDOW = 16  # likewise, of a window to a position, which takes two sweeps to find,
+LEAST_OF_ROW = 512  # and of a row
 
 
 @dataclass(frozen=True)
@@ -216,22 +218,27 @@ def _is_reduced_anew(node: Node, others: Container[Node]) -> bool:
 
 
 def _is_worth_it(node: Node, hints: Mapping[sympy.Symbol, int]) -> bool:
-    """Return whether a node is computed from a reduction of many more elements than it has; of a
-    position, that looks at each of them twice at most, as windows that overlap do not."""
+    """Return whether a node is computed from a reduction of many more elements than it has."""
     size = numel(node, hints)
-    for one in ancestors(node):
-        if not isinstance(one, Reduction):
-            continue
-        reduced = numel(one.source, hints)
-        if node.kind == "float":
-            if reduced >= LEAST * size:
-                return True
-            continue
-        inputs = (other for other in ancestors(one) if isinstance(other, Input))
-        read = max((numel(other, hints) for other in inputs), default=0)
-        if reduced >= LEAST_OF_POSITIONS * size and reduced <= 2 * read:
-            return True
-    return False
+    reductions = [one for one in ancestors(node) if isinstance(one, Reduction)]
+    if node.kind == "float":
+        return any(numel(one.source, hints) >= LEAST * size for one in reductions)
+    return any(
+        numel(one.source, hints) >= _least_of_positions(one, hints) * size
+        for one in reductions
+        if one.places is not None
+    )
+
+
+def _least_of_positions(reduction: Reduction, hints: Mapping[sympy.Symbol, int]) -> float:
+    """Return how many elements make a position worth keeping: few of a window, which the backward
+    would go through in a kernel of its own, unless windows overlap so much that it takes the
+    forward as long; many of a row, which a program of the backward has in registers anyway."""
+    inner = {*ancestors(reduction)}
+    if not any(isinstance(one, Choice) for one in inner):
+        return LEAST_OF_ROW
+    read = sum(numel(one, hints) for one in inner if isinstance(one, Input))
+    return LEAST_OF_WINDOW if numel(reduction.source, hints) <= 2 * read else math.inf
 
 
 def _is_free(

@@ -18,6 +18,7 @@ from fuselab.ejection.loops import (
     Reduced,
     Scanned,
     Size,
+    children,
     element_kind,
     walk,
 )
@@ -94,6 +95,31 @@ def stores_in_a_sweep_of_its_own(plan: KernelPlan) -> bool:
         if one.node is not None and any(axis in columns for entry in one.index for axis in entry)
     ]
     return any(plan.depth(value) == sweeps_to_reduce(plan) for value in values)
+
+
+def idle_sweeps(plan: KernelPlan) -> int:
+    """Return how many sweeps of a kernel load no element of a column, as one that finds the target
+    of a loss."""
+    columns = frozenset(plan.kernel.column_axes)
+
+    def reads(values: Sequence[Expression]) -> bool:
+        stack, seen = list(values), set[Expression]()
+        while stack:
+            one = stack.pop()
+            if one in seen or (isinstance(one, Reduced) and one not in plan.picks):
+                continue  # known from an earlier sweep
+            seen.add(one)
+            if isinstance(one, Load) and plan.axes_of(one) & columns:
+                return True
+            stack += children(one)
+        return False
+
+    found = 0
+    for depth in range(1, sweeps_to_reduce(plan) + 1):
+        found += not reads([one.operand for one in plan.reductions if plan.depth(one) == depth])
+    if stores_in_a_sweep_of_its_own(plan):
+        found += not reads([plan.stores[one.node] for one in plan.stored if one.node is not None])
+    return found
 
 
 class Function:

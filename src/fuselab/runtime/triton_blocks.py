@@ -37,7 +37,7 @@ MOST_HELD = 3  # operands and reductions of a block of neighbouring rows, likewi
 MOST_VARIED = 4  # operands of such a block with which a thread has a full number of elements
 MOST_CHOSEN = 32  # columns of a window that are visited one by one, each in many rows
 SHUFFLED_COLUMNS = 128  # of a tile whose columns lie in several loops and apart in memory
-MOST_LOADS = 18  # of elements of windows for a row, with which a thread has several rows
+MOST_LOADS = 16  # of elements of windows for a row, with which a thread has several rows
 WINDOW_ROWS = 256  # of a block of windows
 SECTOR_BYTES = 32  # the least that is read of it
 LEAST_NESTED = 256  # columns of a loop between whose turns something is loaded
@@ -64,7 +64,7 @@ class Reducing:
     whether results with an element for each column take another sweep, and whether several programs
     may share a row (not with sums of any integers: partial results are floating, in float64 with
     ``has_integers``). The last ``sums`` of its results are sums over its rows, which the kernel
-    ``NAME_sums`` completes."""
+    ``NAME_sums`` completes. ``idle`` sweeps, of all, load no element of a column."""
 
     sweeps: int
     reductions: int
@@ -72,6 +72,7 @@ class Reducing:
     is_shared: bool = True
     has_integers: bool = False
     sums: int = 0
+    idle: int = 0
 
 
 @dataclass(frozen=True)
@@ -261,7 +262,7 @@ def block_of_rows(
     if swept.rows_are_contiguous and is_light:
         shared_by = NEIGHBOURS_PER_MULTIPROCESSOR
     parts = _parts(swept, block, device, reducing, shared_by) if reducing.is_shared else 1
-    if is_long and parts == 1 and reducing.sweeps + reducing.stores_columns > 1:
+    if is_long and parts == 1 and reducing.sweeps + reducing.stores_columns - reducing.idle > 1:
         across = int(_of_long_rows(columns, width, reads, reducing) * 2.0**doublings)
         block = Block(1, across, min(MOST_WARPS, across // _LONG_WARP_ELEMENTS))
     elif parts > 1 and down == 1 and reads < 2 and not reducing.sums:  # for more loads under way

@@ -54,13 +54,14 @@ MOST_MEMBERS = 128  # tensors of a list in one launch: a program finds its own a
 MEMBER_BYTES = 8192  # of the widest operand, that a program of such a launch owns
 MOST_BYTES = 16  # that a thread loads at once
 # Of a kernel with reductions for lists: the columns of a row that one program sweeps over at most,
-# if programs can share it, and how often those of tensors in one launch may be doubled.
+# if programs can share it, the blocks of them that it has at least, and how often the columns of
+# tensors in one launch may be doubled.
 SHARED_COLUMNS = 1 << 14
-# Columns of an inner loop that the compiler divides by with a shift; there is a kernel for each. A
-# division that it sees takes some 20 instructions for each element.
-SHIFTED = (2, 4, 8, 16, 32, 64, 128)
-SHARES = 2  # blocks of columns that such a program owns at least
+SHARES = 2
 LIKE_DOUBLINGS = 3
+# Columns of an inner loop that the compiler divides by with a shift; there is a kernel for each. It
+# sees such divisions in any case, because 16 divides the columns, and one takes 20 instructions.
+SHIFTED = (16, 32, 64, 128)
 LEAST_ACROSS = 8  # columns of a program that adds up shares: those of a sector in float32
 ADDED = 2048  # shares of columns that such a program reads at least, where there are enough columns
 
