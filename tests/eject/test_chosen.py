@@ -113,6 +113,10 @@ def regions(x):
     return F.adaptive_max_pool2d(x, (3, 2)) - F.adaptive_avg_pool2d(x, (3, 2))
 
 
+def of_columns(x):
+    return F.adaptive_max_pool2d(x * 2, (None, 3)) + F.adaptive_avg_pool2d(x, (None, 3))
+
+
 def more_regions_than_elements(x):
     return F.adaptive_max_pool1d(x, 7).exp() * F.adaptive_avg_pool1d(x, 7)
 
@@ -159,6 +163,7 @@ FUNCTIONS: dict[Callable[..., Any], tuple[Any, ...]] = {
     adaptive: ((2, 3, 8, 6),),
     largest_of_regions: ((2, 3, 9, 8),),
     regions: ((2, 3, 8, 8),),
+    of_columns: ((2, 3, 4, 7),),
     more_regions_than_elements: ((2, 3, 4),),
     largest_of_channels: ((2, 3, 5, 4),),
     unfolded: ((3, 10),),

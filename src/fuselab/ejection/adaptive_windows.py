@@ -34,9 +34,9 @@ class AdaptivePooling(Pooling):
         sizes, counts = source.sizes[-rank:], tuple(results[-rank:])
         are_equal, covering = [], []
         for size, count in zip(sizes, counts, strict=True):
-            if not count.is_number:
+            if not count.is_number and count != size:
                 self.refuse(node)
-            is_equal = self.hint(size) % int(count) == 0
+            is_equal = count == size or self.hint(size) % int(count) == 0
             are_equal.append(is_equal)
             if not is_equal:  # positions are multiplied by the number of windows, in 32 bits
                 self.parts.require(2**31 - 1 - size * (count + 1))

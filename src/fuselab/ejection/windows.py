@@ -106,7 +106,7 @@ class AdaptiveWindows:
 
 def _quotient(size: sympy.Expr, count: sympy.Expr) -> sympy.Expr:
     """Return a size divided by a number of windows that divides it."""
-    return size / count if size.is_number or count == 1 else size // count
+    return size / count if size.is_number or count in (1, size) else size // count
 
 
 AnyWindows = Windows | AdaptiveWindows
