@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from comparing import compare
+from comparing import compare, imported
 from cuda_on_cpu import Emulator
 from torch import Tensor
 
@@ -261,6 +261,24 @@ def test_a_pool_reads_channels_last_and_images_without_elements(
     image = torch.randn(2, 3, 12, 11).to(memory_format=torch.channels_last)
     compare(op, cpp.forward, cpp.backward, [image])
     compare(op, cpp.forward, cpp.backward, [torch.randn(0, 3, 6, 6)])
+
+
+def test_auto_leaves_adaptive_windows_to_pytorch_on_a_cpu(
+    folders: Callable[[Any], Path],
+) -> None:
+    """Its own kernels take several times as long there, forward and backward."""
+    for function in (regions, largest_of_channels):
+        op = load_op(str(folders(function)))
+        assert op.gradient is not None
+        found = [one.prefer for one in (op, op.gradient)]
+        assert [one and tuple(one()) for one in found] == [("triton", "cuda")] * 2
+    assert load_op(str(folders(adaptive))).prefer is None
+    x = arguments(regions)[0].requires_grad_()
+    regions(x).sum().backward()
+    expected = x.grad
+    x.grad = None
+    imported(folders(regions)).regions(x).sum().backward()
+    torch.testing.assert_close(x.grad, expected)
 
 
 def test_adaptive_windows_of_other_sizes(folders: Callable[[Any], Path]) -> None:

@@ -22,8 +22,8 @@ from fuselab.ejection.chosen import ADDED, ADDED_AT
 from fuselab.ejection.definitions import definitions_in_formulas, definitions_in_kernels
 from fuselab.ejection.exact_sizes import exact_size
 from fuselab.ejection.hand_over import with_handed_over
-from fuselab.ejection.kernels import Kernel, in_order, without_floors
-from fuselab.ejection.loops import SAME, Call, Input, Node, Pieces, Pointwise, operands_of
+from fuselab.ejection.kernels import Kernel, ancestors, in_order, without_floors
+from fuselab.ejection.loops import SAME, Call, Choice, Input, Node, Pieces, Pointwise, operands_of
 from fuselab.ejection.lower import Program, lower
 from fuselab.ejection.plan import KernelPlan, Namer, Sizes, kernel_name, planned
 from fuselab.ejection.read_apart import WORTH_ON_A_GPU, with_values_read_apart
@@ -223,6 +223,21 @@ class Package:
         held += self.program.outputs
         found = {one.name for node in held for one in behind_calls(node) if isinstance(one, Input)}
         return tuple(name for name in self.parameters if name in found) or self.parameters
+
+    @cached_property
+    def pools_adaptively(self) -> bool:
+        """Whether kernels find the largest elements of adaptive windows, or those of windows whose
+        lengths differ: their C++ takes several times as long as PyTorch's."""
+
+        def is_slow(name: str, value: Any) -> bool:
+            if name.startswith("_adaptive_avg_pool"):
+                return any(isinstance(one, Choice) for one in ancestors(value))
+            return name.startswith("adaptive_max_pool")
+
+        return any(
+            is_slow(str(formula.target).removeprefix("aten."), value)
+            for formula, value in self.program.lowered.items()
+        )
 
     @property
     def kept(self) -> tuple[str, ...]:

@@ -89,7 +89,8 @@ def test_{name}() -> None:
 
 def _op(package: Package) -> str:
     parts = [_imports(package, package.has_gradient), *launcher_parts(package, LANGUAGES)]
-    parts += [text for text in (draw_text(package), autocast_text(package)) if text]
+    optional = draw_text(package), autocast_text(package), _prefer_text(package)
+    parts += [text for text in optional if text]
     parts += [cases_text(package), declaration_text(package, LANGUAGES)]
     head = f'"""The contract of ``{package.operator_name}``, and its launchers."""\n\n'
     return head + "\n\n".join(parts)
@@ -97,6 +98,7 @@ def _op(package: Package) -> str:
 
 def _imports(package: Package, has_gradient: bool) -> str:
     has_draw, has_autocast = bool(draw_text(package)), bool(autocast_text(package))
+    needs_sequences = has_gradient or package.lists or package.pools_adaptively
     contract = [
         "Case",
         *(["Draw"] if has_draw else []),
@@ -115,7 +117,7 @@ def _imports(package: Package, has_gradient: bool) -> str:
     lines = [
         "from __future__ import annotations",
         "",
-        *(["from collections.abc import Sequence"] if has_gradient or package.lists else []),
+        *(["from collections.abc import Sequence"] if needs_sequences else []),
         "from functools import partial",
         "from pathlib import Path",
         *(["from typing import Any"] if has_autocast or (package.lists and has_draw) else []),
@@ -223,6 +225,17 @@ def _held(package: Package | Cut, texts: Mapping[str, str]) -> list[str]:
         texts[name] if held == (name,) else f"({', '.join(texts[one] for one in held)},)"
         for name, held in package.taken.items()
     ]
+
+
+def _prefer_text(package: Package) -> str:
+    """Return the text of ``prefer``; empty where ``auto`` may take all implementations."""
+    if not package.pools_adaptively:
+        return ""
+    return (
+        "def prefer(*args: object) -> Sequence[str]:\n"
+        '    """Leave a CPU to the reference: PyTorch\'s adaptive pooling is faster there."""\n'
+        '    return ("triton", "cuda")\n'
+    )
 
 
 def autocast_text(package: Package) -> str:
@@ -388,6 +401,8 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
     if package.non_differentiable:
         names = "".join(f'"{name}", ' for name in package.non_differentiable).rstrip()
         options += f"        non_differentiable=({names}),\n"
+    if package.pools_adaptively:
+        options += "        prefer=prefer,\n"
     if package.passed:
         options += f"        passed={package.passed},\n"
     if package.equal:
@@ -414,6 +429,7 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
     last += "    autocast=autocast,\n" if autocast_text(package) else ""
     last += "    drawing=drawing,\n" if package.captured.seed is not None else ""
     last += f'    nondeterministic="{UNORDERED}",\n' if package.is_unordered else ""
+    last += "    prefer=prefer,\n" if package.pools_adaptively else ""
     return f"""\
 OP = FusedOp(
     name="{package.operator_name}",
