@@ -279,9 +279,9 @@ def rows_of_lists(
     row = within * 0
     is_row = within < 1
     start = 0
+    if WIDE:
+        block, first, blocks = block.to(tl.int64), first.to(tl.int64), blocks.to(tl.int64)
     if not ONE_ROW:
-        if WIDE:
-            block = block.to(tl.int64)
         row = block * BLOCK_ROWS + within
         is_row = row < _number(_of_member(row_counts, member))
         start = row * columns
