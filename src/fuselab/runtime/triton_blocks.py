@@ -4,7 +4,10 @@ A block is what a program works on at a time. The sizes are what was fastest on 
 shapes of ``benchmarks/eject_suite``; tuning multiplies them. ``NEIGHBOURS_PER_MULTIPROCESSOR`` was
 timed at one shape, 16384 x 2048 in bfloat16, and ``WARPS_PER_MULTIPROCESSOR``, ``LEAST_SPREAD``
 and ``SUMMING_WARPS_PER_MULTIPROCESSOR`` in float32 at none. What holds for narrow loads, for rows
-apart and for many operands was timed at one function each, ``MOST_VARIED`` at 3 and not at 4.
+apart and for many operands was timed at one function each, ``MOST_VARIED`` at 3 and not at 4. Long
+rows that are swept over several times were timed at softmax, norms and their gradients of 12288 to
+65536 columns, with two operands at most; windows at pools of 4 to 27 elements, ``MOST_LOADS`` at
+18 and not at 16.
 """
 
 from __future__ import annotations
