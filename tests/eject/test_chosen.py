@@ -281,6 +281,17 @@ def test_auto_leaves_adaptive_windows_to_pytorch_on_a_cpu(
     torch.testing.assert_close(x.grad, expected)
 
 
+def test_a_standalone_package_pools_adaptively(tmp_path: Path) -> None:
+    folder = eject(regions, *arguments(regions), out=tmp_path / "alone", standalone=True)
+    op = load_op(str(folder))
+    assert op.prefer is None  # its own function runs the C++
+    compare(
+        op,
+        *(getattr(op.implementations["cpp"], one) for one in ("forward", "backward")),
+        arguments(regions),
+    )
+
+
 def test_adaptive_windows_of_other_sizes(folders: Callable[[Any], Path]) -> None:
     """Windows whose lengths differ may be of any size not below their number; windows of one
     length, of each multiple of it."""

@@ -91,10 +91,9 @@ def reducing_text(plan: KernelPlan) -> str:
         whole = ", is_shared=False"
     summed = [one for one in plan.stored if one.node in plan.sums]
     sums = f", sums={len(summed)}" if summed else ""
-    idle = idle_sweeps(plan)
-    sums += f", idle={idle}" if idle else ""
+    idle = f", idle={count}" if (count := idle_sweeps(plan)) else ""
     sweeps, reductions = sweeps_to_reduce(plan), partial_results(plan)
-    return f"Reducing(sweeps={sweeps}, reductions={reductions}{stores}{whole}{sums})"
+    return f"Reducing(sweeps={sweeps}, reductions={reductions}{stores}{whole}{sums}{idle})"
 
 
 def _functions(plan: KernelPlan) -> list[Function]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -430,24 +430,7 @@ def planned_package(
         )
     if not writes_in_place(package):
         return package
-    over = dict(zip(program.outputs, captured.written, strict=True))
-    shared = sharing_code(forward, captured, sizes, names)
-    return replace(package, in_place=True, forward=tuple(_with_rows_apart(shared, over)))
-
-
-def _with_rows_apart(plans: Sequence[KernelPlan], over: Mapping[Node, str]) -> Iterator[KernelPlan]:
-    """Yield the kernels, and say of each whether it writes over a tensor of rows that it reads:
-    ``over`` has the arguments that results are written over."""
-    for plan in plans:
-        read = {one.node.name for one in plan.loads if isinstance(one.node, Input)}
-        columns = frozenset(plan.kernel.column_axes)
-        of_rows = (
-            over.get(one.node)
-            for one in plan.stored
-            if one.node is not None and not columns & {axis for part in one.index for axis in part}
-        )
-        is_apart = plan.has_columns and not read.isdisjoint(of_rows)
-        yield replace(plan, is_apart=True) if is_apart else plan
+    return replace(package, in_place=True, forward=sharing_code(forward, captured, sizes, names))
 
 
 def writes_in_place(package: Package) -> bool:
@@ -457,7 +440,7 @@ def writes_in_place(package: Package) -> bool:
     Every new value is that of a kernel that reads the old one at the same position or not at all,
     and neither a later kernel nor a PyTorch call reads the old one. With reductions, a kernel
     stores in its last sweep, and results that have one element for each row may have to be written
-    elsewhere first (``KernelPlan.is_apart``).
+    elsewhere first (``Sweep``'s ``apart``).
     """
     if not package.captured.written or package.returned.results or package.has_gradient:
         return False

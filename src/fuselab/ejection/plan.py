@@ -140,8 +140,6 @@ class KernelPlan:
     picks: Mapping[Reduced, Pick] = field(default_factory=dict)
     code: str | None = None  # the name of the kernel whose code it shares, where it has none
     of_lists: bool = False  # whether tensors of lists share its code
-    # Whether a result with an element for each row lies where the kernel reads the old one.
-    is_apart: bool = False
     _depths: dict[Expression, int] = field(default_factory=dict)
     _axes: dict[Expression, frozenset[Axis]] = field(default_factory=dict)
 

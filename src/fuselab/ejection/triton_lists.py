@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fuselab.ejection.functions import TRITON_REDUCTIONS, triton_neutral
 from fuselab.ejection.loops import Load, Reduced
-from fuselab.ejection.plan import Operand
-from fuselab.ejection.triton_functions import Rows
+from fuselab.ejection.plan import KernelPlan, Operand
+from fuselab.ejection.triton_functions import Function, Rows
 from fuselab.ejection.triton_pointwise import Pointwise
 from fuselab.ejection.triton_text import listed
 
 _LEFT = 128  # what so many programs have left is read at once
+
+
+def _tensors(plan: KernelPlan) -> list[str]:
+    """Return the lines of the parameters for tensors."""
+    return [
+        "    # read: a tuple with each list's tensors",
+        *listed([f"{one.name}_pointers" for one in plan.loads]),
+        "    # written",
+        *listed([f"{one.name}_pointers" for one in plan.stored]),
+    ]
+
+
+def _choose_pointers(function: Function, is_vector: Callable[[Operand], bool]) -> None:
+    """Write the choice of the tensors that a program works on; neighbouring elements of some of
+    them are loaded at once."""
+    for one in function.plan.operands:
+        is_packed = "PACKED" if is_vector(one) else "False"
+        chosen = f"of_member({one.name}_pointers, member, {is_packed})"
+        function.write(f"{function.pointer(one)} = {chosen}")
 
 
 class OfLists(Pointwise):
@@ -21,14 +40,9 @@ class OfLists(Pointwise):
     constants = ("COMPUTE", "ROUNDED", "WIDE", "PACKED", "BLOCK")
 
     def signature(self) -> list[str]:
-        read = [f"{one.name}_pointers" for one in self.plan.loads]
-        written = [f"{one.name}_pointers" for one in self.plan.stored]
         constants = listed([f"{name}: tl.constexpr" for name in self.constants])
         return [
-            "    # read: a tuple with each list's tensors",
-            *listed(read),
-            "    # written",
-            *listed(written),
+            *_tensors(self.plan),
             "    # the first program and the number of elements of each tensor",
             *listed(["firsts", "counts"]),
             "    # chosen by the launcher",
@@ -43,10 +57,7 @@ class OfLists(Pointwise):
         self.write(
             "member, element, is_row, is_column = of_lists(firsts, counts, PACKED, BLOCK, WIDE)"
         )
-        for one in self.plan.operands:
-            is_packed = "PACKED" if self.has_place(one) else "False"
-            chosen = f"of_member({one.name}_pointers, member, {is_packed})"
-            self.write(f"{self.pointer(one)} = {chosen}")
+        _choose_pointers(self, self.has_place)
         self.define(self.values_of(self.plan.stored))
         for one in self.plan.stored:
             self.store(one)
@@ -67,12 +78,8 @@ class RowsOfLists(Rows):
     )
 
     def signature(self) -> list[str]:
-        pointers = listed([f"{one.name}_pointers" for one in self.plan.loads])
         return [
-            "    # read: a tuple with each list's tensors",
-            *pointers,
-            "    # written",
-            *listed([f"{one.name}_pointers" for one in self.plan.stored]),
+            *_tensors(self.plan),
             "    # what programs that share rows leave for the next sweep",
             "    partials_pointer,",
             "    # of each tensor: its first program in this launch and in those that leave",
@@ -96,10 +103,7 @@ class RowsOfLists(Rows):
             "firsts, first_shares, row_counts, column_counts, PACKED, ONE_ROW, SHARED, SHARE, "
             "BLOCK_ROWS, BLOCK_COLUMNS, WIDE)"
         )
-        for one in self.plan.operands:
-            is_packed = "PACKED" if self.has(one, self.column_axes) else "False"
-            chosen = f"of_member({one.name}_pointers, member, {is_packed})"
-            self.write(f"{self.pointer(one)} = {chosen}")
+        _choose_pointers(self, lambda one: self.has(one, self.column_axes))
         self.row_pointers()
         self.sweeps()
 

@@ -401,7 +401,8 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
     if package.non_differentiable:
         names = "".join(f'"{name}", ' for name in package.non_differentiable).rstrip()
         options += f"        non_differentiable=({names}),\n"
-    if package.pools_adaptively:
+    prefers = package.pools_adaptively and not around  # a standalone package has its own choice
+    if prefers:
         options += "        prefer=prefer,\n"
     if package.passed:
         options += f"        passed={package.passed},\n"
@@ -429,7 +430,7 @@ def declaration_text(package: Package, languages: Sequence[str], around: str = "
     last += "    autocast=autocast,\n" if autocast_text(package) else ""
     last += "    drawing=drawing,\n" if package.captured.seed is not None else ""
     last += f'    nondeterministic="{UNORDERED}",\n' if package.is_unordered else ""
-    last += "    prefer=prefer,\n" if package.pools_adaptively else ""
+    last += "    prefer=prefer,\n" if prefers else ""
     return f"""\
 OP = FusedOp(
     name="{package.operator_name}",

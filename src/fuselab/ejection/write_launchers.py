@@ -17,7 +17,16 @@ from fuselab.ejection import emit_cuda, emit_triton
 from fuselab.ejection.followed_dtypes import dtype_texts, dtypes_of_calls, dtypes_of_kernels
 from fuselab.ejection.graph_nodes import expression_of
 from fuselab.ejection.held import Held
-from fuselab.ejection.loops import SAME, Call, Node, Pieces, Pointwise, Reduction, operands_of
+from fuselab.ejection.loops import (
+    SAME,
+    Call,
+    Input,
+    Node,
+    Pieces,
+    Pointwise,
+    Reduction,
+    operands_of,
+)
 from fuselab.ejection.package import Package
 from fuselab.ejection.pairs import pairs_of
 from fuselab.ejection.plan import KernelPlan, with_code
@@ -214,7 +223,7 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
             *(f"    {text}" for text in written),
             "    ],",
             *(["    in_order=True,"] if plan.scans else []),
-            *(["    apart=True,"] if plan.is_apart else []),
+            *(["    apart=True,"] if _is_apart(package, plan) else []),
             *([f"    for_results=[{', '.join(ends)}],"] if plan in early and ends else []),
             ")",
         ]
@@ -233,6 +242,21 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
         for place, gradient in enumerate(package.program.gradients):
             lines += calls.before(gradient) if place not in passed else ()
     return lines
+
+
+def _is_apart(package: Package, plan: KernelPlan) -> bool:
+    """Return whether a kernel writes over a tensor of rows that it reads."""
+    if not (package.in_place and plan.has_columns):
+        return False
+    over = dict(zip(package.program.outputs, package.captured.written, strict=True))
+    read = {one.node.name for one in plan.loads if isinstance(one.node, Input)}
+    columns = frozenset(plan.kernel.column_axes)
+    of_rows = {
+        over.get(one.node)
+        for one in plan.stored
+        if one.node is not None and columns.isdisjoint(axis for part in one.index for axis in part)
+    }
+    return not read.isdisjoint(of_rows)
 
 
 def _starts(package: Package, plans: Sequence[KernelPlan]) -> list[bool]:

@@ -23,6 +23,7 @@ from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.sweep import Sweep
 from fuselab.runtime.triton_blocks import (
     LEAST_PROGRAMS_PER_MULTIPROCESSOR,
+    MOST_WARPS,
     Block,
     Reducing,
     block_of_columns,
@@ -59,9 +60,6 @@ MOST_BYTES = 16  # that a thread loads at once
 SHARED_COLUMNS = 1 << 14
 SHARES = 2
 LIKE_DOUBLINGS = 3
-# Columns of an inner loop that the compiler divides by with a shift; there is a kernel for each. It
-# sees such divisions in any case, because 16 divides the columns, and one takes 20 instructions.
-SHIFTED = (16, 32, 64, 128)
 LEAST_ACROSS = 8  # columns of a program that adds up shares: those of a sector in float32
 ADDED = 2048  # shares of columns that such a program reads at least, where there are enough columns
 
@@ -398,7 +396,7 @@ class TritonSweeps:
         else:
             block = block_of_rows(swept, width, doublings, reducing, tensors[-1].device)
         warps = power_of_two(max(1, int(block.warps * 2.0 ** int(config["warp_doublings"]))))
-        return replace(block, warps=min(32, warps))
+        return replace(block, warps=min(MOST_WARPS, warps))
 
 
 def _has_packs(columns: int, tensors: Sequence[Tensor]) -> bool:
@@ -491,17 +489,13 @@ def divisor(size: int) -> int:
 def _rows_and_columns(swept: Sweep, sums: int, has_windows: bool) -> list[tuple[Any, ...]]:
     """Return the sizes of the loops of a kernel with reductions and their divisors, then the
     strides of each operand but the sums over rows: those in the rows if it has an axis there, or is
-    the result of a single row, and those in the columns. The sizes of windows are constants, and
-    that of a short inner loop over columns if it is a power of two."""
+    the result of a single row, and those in the columns. The sizes of windows are constants."""
     import triton.language as tl
 
     rows, columns = swept.rows.sizes, swept.columns.sizes
     found: list[tuple[Any, ...]] = [rows, divisors(swept, rows, not has_windows)]
     if has_windows:
         found += [tuple(map(tl.constexpr, columns)), (tl.constexpr(0),) * len(columns)]
-    elif len(columns) > 1 and columns[-1] in SHIFTED:
-        inner = divisors(swept, columns[:-1])
-        found += [(*columns[:-1], tl.constexpr(columns[-1])), (*inner, tl.constexpr(0))]
     else:
         found += [columns, divisors(swept, columns)]
     axes = list(zip(swept.on_rows, swept.on_columns, strict=True))
