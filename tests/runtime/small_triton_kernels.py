@@ -102,3 +102,29 @@ def environment() -> str:
 
 def process() -> int:
     return os.getpid()
+
+
+@triton.jit
+def read_beyond(input, table, output, numel, beyond, TABLE: tl.constexpr, KIND: tl.constexpr):
+    """output[i] = input[i], with the mask open for ``beyond`` elements on either side."""
+    index = tl.arange(0, 8)
+    low = tl.minimum(beyond, 0)
+    mask = (index + low < numel + tl.maximum(beyond, 0)) & (index < 8)
+    if TABLE:
+        input = tl.load(table).to(tl.pointer_type(tl.float32))
+    place = index + low
+    if KIND == "load":
+        value = tl.load(input + place, mask=mask)
+        tl.store(output + index, value, mask=index < numel)
+    elif KIND == "store":
+        tl.store(output + place, 1.0, mask=mask)
+    else:
+        tl.atomic_add(output + place, 1.0, mask=mask)
+
+
+def run_beyond(numel: int, beyond: int, kind: str = "load", of_table: bool = False) -> Tensor:
+    """Run ``read_beyond`` on tensors of ``numel`` elements in their own memory."""
+    input, output = torch.ones(numel), torch.zeros(numel)
+    table = torch.tensor([input.data_ptr()])
+    read_beyond[1,](input, table, output, numel, beyond, TABLE=of_table, KIND=kind)
+    return output

@@ -252,9 +252,10 @@ def _described(error: BaseException) -> dict[str, Any]:
 def main(descriptor: int) -> None:
     """Serve on the control socket with this descriptor, which closes when the judge ends."""
     if os.environ.get("TRITON_INTERPRET") == "1":
-        from fuselab.runtime import interpreted_libdevice
+        from fuselab.runtime import interpreted_bounds, interpreted_libdevice
 
         interpreted_libdevice.install()
+        interpreted_bounds.install()
     with socket.socket(fileno=descriptor) as control, contextlib.suppress(ConnectionError):
         control.sendall(json.dumps("ready").encode())
         serve(control)

@@ -30,7 +30,7 @@ from unittest import mock
 import torch
 
 from fuselab.errors import FuselabError, TargetError
-from fuselab.runtime import interpreted_libdevice
+from fuselab.runtime import interpreted_bounds, interpreted_libdevice
 
 _START_S = 120.0  # importing torch takes 2 s, more on a busy machine
 
@@ -265,6 +265,7 @@ def _reply(payload: bytes) -> bytes:
 
 def _serve(descriptor: int) -> None:
     interpreted_libdevice.install()
+    interpreted_bounds.install()
     ended = contextlib.suppress(EOFError, ConnectionError)
     with first_configuration(), Connection(descriptor) as caller, ended:
         caller.send_bytes(b"ready")

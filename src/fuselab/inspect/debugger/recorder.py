@@ -1,7 +1,7 @@
 """A record of the launches and memory accesses of interpreted kernels.
 
-Only this file replaces parts of Triton's interpreter, and only in the child process; written for
-Triton 3.6 to 3.9.
+Inside of ``recording`` parts of Triton's interpreter are replaced, in the child process alone;
+written for Triton 3.6 to 3.9.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy
 import torch
 
 from fuselab.errors import UnsupportedError
+from fuselab.runtime import interpreted_bounds
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ def recording() -> Iterator[Record]:
         return exchange(self, ptr, *rest)
 
     with (
+        interpreted_bounds.unchecked(),
         mock.patch.object(executor, "__call__", launched),
         mock.patch.object(builder, methods[0], loaded),
         mock.patch.object(builder, methods[1], stored),
