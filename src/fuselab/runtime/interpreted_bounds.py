@@ -171,14 +171,15 @@ def _elements(count: int) -> str:
 
 
 def _line() -> str:
-    """Return the kernel's file and line, from the stack."""
+    """Return the kernel's file and line, from the stack; not those of functions that it calls in
+    Triton or in this folder."""
     from triton.runtime import interpreter
 
     frame = sys._getframe()
-    triton = interpreter.__file__.rpartition("/runtime/")[0]
+    others = interpreter.__file__.rpartition("/runtime/")[0], __file__.rpartition("/")[0]
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(triton) and file != __file__:
+        if not file.startswith(others):
             return f"{file.rpartition('/')[2]}:{frame.f_lineno}: "
         frame = frame.f_back  # type: ignore[assignment]
     return ""
