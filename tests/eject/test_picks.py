@@ -75,12 +75,12 @@ CALLS: dict[Callable[..., Tensor], Callable[[int, int], list[Tensor]]] = {
 
 @pytest.mark.parametrize("function", CALLS, ids=lambda one: one.__name__)
 def test_a_picked_column_takes_no_sweep(tmp_path: Path, function: Callable[..., Tensor]) -> None:
-    """Short rows, and such as several programs share; a row has one sweep for its largest element
-    and one for the sum of exponentials."""
+    """Short rows, and such as several programs share; one sweep finds the largest element of a row
+    and the sum of exponentials."""
     folder = tmp_path / function.__name__
     fuselab.eject(function, *CALLS[function](6, 40), out=folder)
     text = (folder / "triton_kernels.py").read_text()
-    assert "picked_logits" in text and "SWEEP == 3" not in text
+    assert "picked_logits" in text and "SWEEP == 2" not in text.split("_backward(")[0]
     for rows, columns in ((6, 40), (2, 3001)):
         args = CALLS[function](rows, 101 if function is on_the_diagonal else columns)
         compare_interpreted(folder, args)
@@ -98,3 +98,35 @@ def test_a_column_outside_of_the_row_counts_nothing(tmp_path: Path) -> None:
     found = op.without_residuals(loss)
     assert found[:3].tolist() == [0, 0, 0]
     torch.testing.assert_close(found[3:], capped(logits[3:], outside[3:]))
+
+
+def weight_of_class(index: Tensor, weight: Tensor, like: Tensor) -> Tensor:
+    """Sum up a row in which all elements are 0 but one, whose value is the row's."""
+    is_it = torch.arange(like.shape[1], device=like.device) == index[:, None]
+    return torch.where(is_it, weight[:, None].tanh(), 0.0).sum(1) * like[:, 0]
+
+
+def test_the_gradient_of_cross_entropy_takes_no_sweep(tmp_path: Path) -> None:
+    """The sum of the loss's gradient over a row is the number at the target."""
+    folder = tmp_path / "of_rows"
+    fuselab.eject(F.cross_entropy, *CALLS[weighted](64, 512)[:2], out=folder, name="of_rows")
+    backward = (folder / "triton_kernels.py").read_text().split("@triton.jit")[-1]
+    assert "tile(" in backward and "for block" not in backward and "tl.sum" not in backward
+    for rows, columns in ((6, 40), (2, 3001), (1, 1)):
+        args = CALLS[weighted](rows, max(columns, 3))[:2]
+        compare_interpreted(folder, args)
+        compare_cpp(folder, args)
+
+
+def test_a_value_of_the_row_counts_where_its_place_is_inside(tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    args = [integers(7, 5), normal(5), normal(5, 7)]
+    fuselab.eject(weight_of_class, *args, out=folder, name="weights")
+    assert "for block" not in (folder / "triton_kernels.py").read_text().split("@triton.jit")[1]
+    compare_interpreted(folder, args)
+    compare_cpp(folder, args)
+    outside = torch.tensor([7, -1, 10**9, 3, 0])
+    found = interpreter.run(f"{folder}/op.py:forward_triton", outside, *args[1:])
+    found = load_op(str(folder)).without_residuals(found)
+    assert found[:3].tolist() == [0, 0, 0]
+    torch.testing.assert_close(found[3:], (args[1].tanh() * args[2][:, 0])[3:])

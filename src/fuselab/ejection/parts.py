@@ -195,7 +195,7 @@ class Parts:
         self, view: View, dim: int, start: sympy.Expr, length: sympy.Expr, step: int
     ) -> Node | None:
         sizes = _with(view.sizes, dim, length)
-        place = self._place_of(view, dim)
+        place = self.place_of(view, dim)
         if place == ():
             return replace(view, sizes=sizes)
         if place is not None:
@@ -227,7 +227,7 @@ class Parts:
         dim = len(operand.sizes) - from_end
         return operand if operand.sizes[dim] == 1 else self.cut(operand, dim, start, length, step)
 
-    def _place_of(self, view: View, dim: int) -> tuple[int, ...] | None:
+    def place_of(self, view: View, dim: int) -> tuple[int, ...] | None:
         """Return the dimension of the source that a dimension of the view is, none if the view
         expands it, and None if it is split or joined with others."""
         axes = [Axis(size, self.hint(size)) for size in view.sizes]
@@ -239,6 +239,23 @@ class Parts:
         if index[places[0]] != (axes[dim],) or len(places) > 1:
             return None
         return (places[0],)
+
+    def varies(self, node: Node | Constant | Size, dim: int) -> bool:
+        """Return whether elements may differ along a dimension; True where that is not seen."""
+        if not isinstance(node, Node) or dim < 0 or node.sizes[dim] == 1:
+            return False
+        if isinstance(node, Pointwise):
+            rank = len(node.sizes)
+            return any(
+                isinstance(one, Node) and self.varies(one, dim - rank + len(one.sizes))
+                for one in node.operands
+            )
+        if isinstance(node, View):
+            place = self.place_of(node, dim)
+            return place is None or any(self.varies(node.source, one) for one in place)
+        if isinstance(node, Along):
+            return node.dim == dim
+        return True
 
     def _cut_pieces(
         self, source: Pieces, dim: int, start: sympy.Expr, length: sympy.Expr, step: int
@@ -460,7 +477,7 @@ class Parts:
         source = node.source
         if not isinstance(source, Pieces):
             return node
-        dims = [dim for dim in range(len(node.sizes)) if self._place_of(node, dim) == (source.dim,)]
+        dims = [dim for dim in range(len(node.sizes)) if self.place_of(node, dim) == (source.dim,)]
         if len(dims) != 1:
             return self._merged(node, source)
         (dim,) = dims

@@ -1,7 +1,9 @@
 """Find sums over a row in which a single column counts.
 
 ``gather`` along the rows, and with it the loss of cross entropy, arrives as a sum of ``where(column
-== index, value, 0)``. A kernel that can compute the value of one column needs no sweep for it.
+== index, value, 0)``. A kernel that can compute the value of one column needs no sweep for it
+(``pick_of``). Where that value is the same in every column, as in the gradient of cross entropy,
+the sum is no reduction at all (``value_if_inside``).
 """
 
 from __future__ import annotations
@@ -9,12 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import sympy
+
 from fuselab.ejection.loops import (
+    Along,
     Apply,
     Axis,
     Constant,
     Expression,
+    Kind,
     Load,
+    Node,
+    Pointwise,
     Position,
     Reduced,
     Scanned,
@@ -22,6 +30,8 @@ from fuselab.ejection.loops import (
     children,
     walk,
 )
+from fuselab.ejection.parts import Parts
+from fuselab.ejection.stored import constant_of
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,73 @@ def pick_of(
     if any(isinstance(one, Scanned) for one in walk([reduced.operand])):
         return None
     return visit(reduced.operand)
+
+
+def value_if_inside(parts: Parts, source: Node, dim: int, has_factors: bool) -> Node | None:
+    """Return the sum along ``dim`` of ``where(position == index, value, 0)``, with size 1 there,
+    where neither index nor value varies along it: the value, or 0 if the index is outside. Return
+    None for another sum.
+
+    With ``has_factors`` a factor that does not vary may multiply it. An infinite one then gives no
+    NaN for the zeros, as in PyTorch's gradient of the loss of cross entropy.
+    """
+    if not isinstance(source, Pointwise) or source.kind != "float":
+        return None
+    sizes = (*source.sizes[:dim], sympy.Integer(1), *source.sizes[dim + 1 :])
+
+    def operand_dim(one: Node) -> int:
+        return dim - len(source.sizes) + len(one.sizes)
+
+    def still(one: Node | Constant | Size) -> Node | Constant | Size:
+        if not isinstance(one, Node) or operand_dim(one) < 0 or one.sizes[operand_dim(one)] == 1:
+            return one
+        return parts.cut(one, operand_dim(one), sympy.S.Zero, sympy.S.One, 1)
+
+    def varies(one: Node | Constant | Size) -> bool:
+        return isinstance(one, Node) and parts.varies(one, operand_dim(one))
+
+    def step(like: Node, function: str, *operands: Node | Constant | Size) -> Node:
+        kind: Kind = "float" if function in ("where", "mul", "neg") else "bool"
+        return parts.pointwise(
+            Pointwise(like.name, sizes, kind, like.line, False, function, operands)
+        )
+
+    function, operands = source.function, source.operands
+    if function == "neg" and isinstance(operands[0], Node):
+        found = value_if_inside(parts, operands[0], operand_dim(operands[0]), has_factors)
+        return found and step(source, "neg", found)
+    if function == "mul" and has_factors:
+        for factor, other in (operands, operands[::-1]):
+            if not isinstance(factor, Node) or varies(other) or not varies(factor):
+                continue
+            found = value_if_inside(parts, factor, operand_dim(factor), has_factors)
+            if found is not None:
+                return step(source, "mul", found, still(other))
+    if function != "where" or not _is_zero(operands[2]) or varies(operands[1]):
+        return None
+    condition = operands[0]
+    if not isinstance(condition, Pointwise) or condition.function != "eq":
+        return None
+    for place, index in (condition.operands, condition.operands[::-1]):
+        while isinstance(place, Pointwise) and place.function == "same":
+            place = place.operands[0]
+        is_place = isinstance(place, Along) and place.dim == operand_dim(place)
+        if not is_place or not isinstance(index, Node) or index.kind != "int" or varies(index):
+            continue
+        at = still(index)
+        is_inside = step(
+            source,
+            "and",
+            step(source, "ge", at, Constant(0)),
+            step(source, "lt", at, Size(source.sizes[dim])),
+        )
+        return step(source, "where", is_inside, still(operands[1]), Constant(0.0))
+    return None
+
+
+def _is_zero(one: Node | Constant | Size) -> bool:
+    found = constant_of(one) if isinstance(one, Node) else one
+    return isinstance(found, Constant) and found.value == 0
 
 
 def _is_integer(one: Expression) -> bool:

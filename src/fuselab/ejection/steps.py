@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import sympy
@@ -28,6 +29,7 @@ from fuselab.ejection.loops import (
     View,
 )
 from fuselab.ejection.parts import MOST_REDUCED, Parts, Region
+from fuselab.ejection.picks import value_if_inside
 from fuselab.ejection.read_in_parts import slices_read
 from fuselab.ejection.two_steps import by_rows, in_two_steps, row_by_row
 from fuselab.errors import EjectError
@@ -110,6 +112,12 @@ class Steps:
         dims, keepdim = self.reduced_dims(node)
         if not dims:  # the sum of a 0-d tensor
             return self.converted(node, source, kind)
+        if function == "sum" and len(dims) == 1:
+            single = value_if_inside(self.parts, source, dims[0], node not in self.forward)
+            if single is not None:
+                single = replace(single, name=common["name"], is_named=common["is_named"])
+                index = inserted(() if keepdim else dims)
+                return self.parts.view(View(**common, source=single, index=index))
         source = self.in_parts(node, source, dims)
         whole = Reduction(**common, function=function, source=source, dims=dims, keepdim=keepdim)
         if self.is_last(node, whole):

@@ -146,6 +146,7 @@ class Sweep:
         on_rows, on_columns: whether each operand has an axis of the rows, or of the columns.
         read: the number of operands that are read.
         steps: the strides of the dimensions that are ``?``, operand by operand.
+        chosen: the number of operands with such dimensions.
 
     Raises:
         ContractError: a pattern does not fit its tensor, or too many loops remain.
@@ -205,6 +206,7 @@ class Sweep:
         steps = [_steps(tensor, pattern, sizes) for tensor, pattern in operands]
         chosen = [_chosen(tensor, pattern) for tensor, pattern in operands if tensor is not None]
         self.steps = tuple(stride for own in chosen for stride, _ in own)
+        self.chosen = sum(map(bool, chosen))
         self._furthest_chosen = max(
             (sum(stride * (size - 1) for stride, size in own) for own in chosen), default=0
         )
