@@ -27,8 +27,9 @@ from fuselab.runtime.triton_blocks import (
     is_read_once,
     tile,
 )
+from fuselab.runtime.triton_loops import load, offset
 from fuselab.runtime.triton_loops import tile as tile_of
-from fuselab.runtime.triton_sweep import divisor, launches_of
+from fuselab.runtime.triton_sweep import _factored, _loops, _with_factor, divisor, launches_of
 
 
 def swept(sizes: dict[str, int], x: tuple[Tensor, str], output: tuple[Tensor, str]) -> Sweep:
@@ -473,3 +474,70 @@ def test_few_elements_of_many_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     of_a_thread = [one.rows * one.columns // (32 * one.warps) for one in (few, many)]
     assert of_a_thread == [16, 4]
+
+
+@triton.jit
+def scaled_rows(
+    x_pointer, scale_pointer, counts, sizes, divisors, x_strides, scale_strides,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    element, is_row, is_column = tile_of(
+        sizes, divisors, counts, 1, BLOCK_ROWS, BLOCK_COLUMNS, False
+    )
+    at = x_pointer + offset(element, x_strides)
+    scale = load(scale_pointer + offset(element, scale_strides), is_row, is_column)
+    tl.store(at, load(at, is_row, is_column) * scale, is_row & is_column)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns", "width"),
+    [
+        (torch.bfloat16, 1000, "v4.b32"),
+        (torch.float32, 100, "v4.b32"),
+        (torch.bfloat16, 1024, "v4.b32"),
+    ],
+)
+def test_rows_whose_width_a_pack_divides_are_loaded_in_packs(
+    dtype: torch.dtype, columns: int, width: str
+) -> None:
+    """Triton itself looks for what 16 divides; other powers of two stand behind a size."""
+    x = torch.empty(64, columns, dtype=dtype, device="meta")
+    scale = torch.empty(64, device="meta")
+    sizes = {"length": 64, "width": columns}
+    over = swept_of(sizes, (x, "length width"), (scale, "length"))
+    block = tile(over, x.element_size(), 0)
+    assert block.column_loops == 1
+    counts = (64, *_with_factor(columns))
+    args = (MockTensor(dtype), MockTensor(torch.float32), counts, *_loops(over, 1)[:4])
+    blocks = {"BLOCK_ROWS": 1, "BLOCK_COLUMNS": 1024}
+    made = compiled_launch(scaled_rows, architecture("sm_90"), args, blocks)
+    assert f"ld.global.{width}" in made.texts["ptx"] and f"st.global.{width}" in made.texts["ptx"]
+
+
+def swept_of(sizes: dict[str, int], x: tuple[Tensor, str], scale: tuple[Tensor, str]) -> Sweep:
+    return Sweep(sizes, {}, [x, scale], [x])
+
+
+def test_strides_have_a_factor_behind_them_that_no_quotient_of_1_hides() -> None:
+    zero, one, eight = tl.constexpr(0), tl.constexpr(1), tl.constexpr(8)
+    assert _factored((1000, 1)) == (125, one, eight)
+    assert _factored((zero, 24, 1)) == (zero, 3, one, eight)
+    assert _factored((8, 1)) == (2, one, tl.constexpr(4))
+    for strides in ((16, 1), (48, 32), (7, 1), (2, 1), (1,), (zero, 1), ()):
+        assert _factored(strides) == strides
+    assert _with_factor(1000) == (125, eight)
+    assert [_with_factor(count) for count in (0, 1, 7, 16, 96)] == [(0,), (1,), (7,), (16,), (96,)]
+
+
+def test_odd_rows_get_tiles_of_their_own_where_many_values_belong_to_a_row() -> None:
+    x = torch.empty(64, 50257, device="meta", dtype=torch.bfloat16)
+    values = [(torch.empty(64, device="meta"), "length")] * 3
+    sizes = {"length": 64, "width": 50257}
+    reads = [(x, "length width"), *values]
+    many = tile(Sweep(sizes, {}, reads, [(x, "length width")]), 2, 0)
+    assert (many.column_loops, many.rows, many.columns, many.warps) == (1, 1, 2048, 4)
+    few = tile(Sweep(sizes, {}, reads[:2], [(x, "length width")]), 2, 0)
+    assert few.column_loops == 2
+    short = torch.empty(64, 100, device="meta")
+    block = tile(swept_of({"length": 64, "width": 100}, (short, "length width"), values[0]), 4, 0)
+    assert (block.rows, block.columns) == (8, 128)

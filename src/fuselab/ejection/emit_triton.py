@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fuselab.ejection.deviations import in_one_sweep
+from fuselab.ejection.exponentials import with_largest
 from fuselab.ejection.fold import COLUMNS
 from fuselab.ejection.loops import (
     Load,
@@ -57,7 +58,7 @@ def imports(body: str, own: Sequence[str] = ()) -> list[str]:
 
 def as_emitted(plan: KernelPlan) -> KernelPlan:
     """Return a kernel with what Triton computes in fewer sweeps than its reductions ask for."""
-    return with_picks(in_one_sweep(plan))
+    return with_picks(with_largest(in_one_sweep(plan)))
 
 
 def with_picks(plan: KernelPlan) -> KernelPlan:

@@ -65,6 +65,7 @@ KERNEL_FUNCTIONS = (
     "block_of_columns",
     "block_of_rows",
     "columns_between",
+    "joined_exponentials",
     "joined_squares",
     "larger",
     "load",
@@ -85,6 +86,7 @@ KERNEL_FUNCTIONS = (
     "rows_of_lists",
     "share_of_columns",
     "share_of_rows",
+    "shifted_exponentials",
     "smaller",
     "squares_about_mean",
     "store_left",
@@ -94,6 +96,7 @@ KERNEL_FUNCTIONS = (
     "sum_of_shares",
     "tile",
     "turn_of_rows",
+    "with_exponentials",
 )
 
 
@@ -118,14 +121,24 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Shifted:
+    """The number that a sum of exponentials subtracts from its terms, and their largest term, from
+    which that is computed."""
+
+    largest: Reduced
+    shift: Expression
+
+
+@dataclass(frozen=True)
 class KernelPlan:
     """One kernel of a package, with every name decided.
 
     ``numbers`` are the sizes that the kernel takes as arguments of their own; the number of its
     columns it has in any case. ``sums`` are the results that are sums over the rows; what is in
     ``stores`` for them are the terms. ``deviations`` are the sums of squared deviations that the
-    sweep computes that sums up the terms themselves, each with the sum of these. ``picks`` are the
-    sums that no sweep computes, because a single column counts.
+    sweep computes that sums up the terms themselves, each with the sum of these. ``exponentials``
+    are the sums of exponentials that the sweep computes that finds the largest term. ``picks`` are
+    the sums that no sweep computes, because a single column counts.
     """
 
     name: str
@@ -137,6 +150,7 @@ class KernelPlan:
     stores: Mapping[Node, Expression]
     sums: frozenset[Node] = frozenset()
     deviations: Mapping[Reduced, Reduced] = field(default_factory=dict)
+    exponentials: Mapping[Reduced, Shifted] = field(default_factory=dict)
     picks: Mapping[Reduced, Pick] = field(default_factory=dict)
     code: str | None = None  # the name of the kernel whose code it shares, where it has none
     of_lists: bool = False  # whether tensors of lists share its code
@@ -180,9 +194,9 @@ class KernelPlan:
         """Return how many reductions come one after the other before the value is known."""
         if expression not in self._depths:
             below = max(map(self.depth, children(expression)), default=0)
-            # The sum of squared deviations is known as soon as the mean is.
-            is_later = isinstance(expression, Reduced) and not (
-                expression in self.deviations or expression in self.picks
+            # The sum of squared deviations is known as soon as the mean is, and likewise others.
+            is_later = isinstance(expression, Reduced) and not any(
+                expression in known for known in (self.deviations, self.exponentials, self.picks)
             )
             self._depths[expression] = below + is_later
         return self._depths[expression]

@@ -698,6 +698,8 @@ class Rows(Function):
         """Write a sweep that reduces; ``place`` is the number of its first reduction."""
         reduced = self.reduced_at(depth)
         deviations = [one for one in reduced if one in self.plan.deviations]
+        exponentials = [one for one in reduced if one in self.plan.exponentials]
+        largest = [self.plan.exponentials[one].largest for one in exponentials]
         names = [self.plan.value_names[one] for one in reduced]
         self.space()
         self.define(self.constant_in(list(map(self.terms_of, reduced))))
@@ -716,12 +718,15 @@ class Rows(Function):
         outer = dict(self.known)
         self.define(list(map(self.terms_of, reduced)))
         for one, name in zip(reduced, names, strict=True):
-            if one not in deviations:
+            if one not in (*deviations, *exponentials, *largest):
                 step, _ = TRITON_REDUCTIONS[one.function]
                 operand = self.term(one)
                 added = f"{name} += {operand}" if one.function == "sum" else ""
                 self.write(added or f"{name} = {step.format(name, operand)}")
         self.add_squares(deviations)
+        for one, most in zip(exponentials, largest, strict=True):
+            both = self.with_largest(one)
+            self.write(f"{both} = with_exponentials({both}, {self.term(most)}, ROUNDED, PARTS)")
         if stores_here:
             self.store_all(self.stored(True))
         self.known = outer
@@ -738,7 +743,10 @@ class Rows(Function):
         self.indent -= 1
         for one, name in zip(reduced, names, strict=True):
             _, total = TRITON_REDUCTIONS[one.function]
-            if one not in deviations:
+            if one in exponentials:
+                both = self.with_largest(one)
+                self.write(f"{both} = joined_exponentials({both}, ROUNDED, PARTS)")
+            elif one not in (*deviations, *largest):
                 self.write(f"{name} = of_rows({total.format(name)})")
             self.known[one] = name
         self.write(f"if {self.ends_sweep(depth)}:")
@@ -749,6 +757,37 @@ class Rows(Function):
             self.store_partial(len(self.plan.reductions), "in_share")
         self.indent -= 1
         self.end_launch()
+        if exponentials:
+            self.define([self.plan.exponentials[one].shift for one in exponentials])
+            self.write("if PARTS != 0:")
+            self.indent += 1
+            for one in exponentials:
+                name, shifted = self.plan.value_names[one], self.plan.exponentials[one]
+                both = f"{self.value(shifted.largest)}, {self.value(shifted.shift)}"
+                self.write(f"{name} = shifted_exponentials({name}, {both}, ROUNDED)")
+            self.indent -= 1
+            self.write("else:  # the terms of a row are still in registers")
+            self.indent += 1
+            self.sum_exponentials(exponentials)
+            self.indent -= 1
+
+    def sum_exponentials(self, exponentials: Sequence[Reduced]) -> None:
+        """Write the sums of exponentials of rows that are one block."""
+        self.open_sweep([one.operand for one in exponentials])
+        outer = dict(self.known)
+        self.define([one.operand for one in exponentials])
+        names = [self.plan.value_names[one] for one in exponentials]
+        for one, name in zip(exponentials, names, strict=True):
+            self.write(f"{name} += {self.term(one)}")
+        self.known = outer
+        self.indent -= 1
+        for name in names:
+            self.write(f"{name} = of_rows(tl.sum({name}, 1))")
+
+    def with_largest(self, one: Reduced) -> str:
+        """Return the names of the largest term and of the sum of exponentials that refers to it."""
+        names = self.plan.value_names
+        return f"{names[self.plan.exponentials[one].largest]}, {names[one]}"
 
     def load_partials(self, reduced: Sequence[Reduced], place: int, depth: int) -> None:
         """Write the loads of what the programs of a row have left of a sweep's reductions; of the
@@ -777,7 +816,10 @@ class Rows(Function):
         self.write(f"store_partial({partials}, {name}, BLOCK_ROWS, PARTS, SWEEP < 0)")
 
     def terms_of(self, one: Reduced) -> Expression:
-        """Return what a sweep computes for a reduction: for squared deviations, what deviates."""
+        """Return what a sweep computes for a reduction: for squared deviations, what deviates, and
+        for exponentials, of what the largest is found."""
+        if one in self.plan.exponentials:
+            return self.plan.exponentials[one].largest.operand
         return self.plan.deviations.get(one, one).operand
 
     def about(self, squares: Reduced) -> str:

@@ -103,7 +103,19 @@ def counts_of(swept: Sweep, column_loops: int) -> tuple[int, int]:
 
 def tile(swept: Sweep, width: int, doublings: int) -> Block:
     """Return the tile of a kernel without reductions; the widest element has ``width`` bytes."""
-    return _tile(swept, width, doublings, FLAT_TILE, _column_loops(swept, width))
+    loops = _column_loops(swept, width)
+    elements = FLAT_TILE
+    if loops > 1 or not _values_of_rows(swept):
+        return _tile(swept, width, doublings, elements, loops)
+    columns = swept.sizes[-1]
+    whole = power_of_two(columns)
+    if columns > elements and columns % max(1, 16 // width):
+        elements = TILE  # each is a load of its own
+    block = _tile(swept, width, doublings, elements, loops)
+    if block.columns < whole <= block.rows * block.columns and 4 * columns >= 3 * whole:
+        # Values of rows are loaded once for whole rows.
+        block = replace(block, rows=block.rows * block.columns // whole, columns=whole)
+    return block
 
 
 def _tile(swept: Sweep, width: int, doublings: int, elements: int, loops: int) -> Block:
@@ -161,6 +173,11 @@ def _column_loops(swept: Sweep, width: int) -> int:
     sizes = swept.sizes
     if len(sizes) == 1 or sizes[-1] % 16 == 0 or swept.steps:
         return 1
+    # In a tile with rows, a value of a row is loaded once for them. Where packs are not whole,
+    # each other element is then a load of its own.
+    of_rows = _values_of_rows(swept)
+    if of_rows and (sizes[-1] % max(1, 16 // width) == 0 or of_rows > sum(_full(swept))):
+        return 1
     loops, columns = 1, sizes[-1]
     enough = LINE_BYTES // max(2, width) if _lies_apart(swept, width) else TILE
     if enough < TILE and columns * width >= SECTOR_BYTES:
@@ -173,6 +190,17 @@ def _column_loops(swept: Sweep, width: int) -> int:
         loops += 1
         columns *= sizes[-loops]
     return loops
+
+
+def _values_of_rows(swept: Sweep) -> int:
+    """Return how many operands that are read have one element for each row, as the kernel's loops
+    but the innermost are."""
+    return sum(
+        tensor is not None and not steps[-1] and any(steps)
+        for tensor, steps in zip(
+            swept.tensors[: swept.read], map(swept.strides, range(swept.read)), strict=True
+        )
+    )
 
 
 def block_of_rows(
@@ -190,8 +218,8 @@ def block_of_rows(
     is_long = False
     if columns <= MOST_CHOSEN and not reducing.sums and _are_chosen(swept):
         down = min(rows, int(WINDOW_ROWS * 2.0**doublings))
-        # So many elements of all operands are loaded for each row, all of them at once.
-        loads = columns * sum(tensor is not None for tensor in swept.tensors[: swept.read])
+        # So many elements of operands with windows are loaded for each row, all of them at once.
+        loads = columns * swept.chosen
         return Block(down, 1, _warps(down, 128 if loads <= MOST_LOADS else 64), is_window=True)
     if columns <= MOST_PAIRED and not reads and reduces_only:
         down = min(rows, int(PAIRED_ROWS * 2.0**doublings))

@@ -13,10 +13,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fuselab.runtime import triton_math as math
+
 
 @triton.jit
 def numel(sizes):
-    """Return the product of the sizes."""
+    """Return the product of the sizes, and of a constant factor behind them, if there is one."""
     product = sizes[0]
     for loop in tl.static_range(1, len(sizes)):
         product = product * sizes[loop]
@@ -26,15 +28,18 @@ def numel(sizes):
 @triton.jit
 def offset(position, strides):
     """Return how many elements behind the first the element at a position lies. A loop in which the
-    stride is the constant 0 is left out, so that the result has one element along it."""
+    stride is the constant 0 is left out, so that the result has one element along it. One stride
+    more than there are loops is a constant factor of those that are no constants."""
     elements = 0
-    for loop in tl.static_range(len(strides)):
+    for loop in tl.static_range(len(position) if len(position) < len(strides) else len(strides)):
         # The compiler sees a constant as an int, the interpreter as a tl.constexpr. A name for the
         # stride or for the condition would make it a value that is not known.
-        if not (
-            (isinstance(strides[loop], int) or isinstance(strides[loop], tl.constexpr))  # noqa: SIM101
-            and strides[loop] == 0
-        ):
+        if isinstance(strides[loop], int) or isinstance(strides[loop], tl.constexpr):  # noqa: SIM101
+            if strides[loop] != 0:
+                elements = elements + position[loop] * strides[loop]
+        elif len(strides) > len(position):
+            elements = elements + position[loop] * (strides[loop] * strides[len(strides) - 1])
+        else:
             elements = elements + position[loop] * strides[loop]
     return elements
 
@@ -161,21 +166,22 @@ def quotient_of(index, divisor):
 
 @triton.jit
 def position_of(index, sizes, divisors):
-    """Return the position that comes ``index`` steps after the first, the last loop innermost.
+    """Return the position that comes ``index`` steps after the first, the last loop innermost. A
+    size more than there are divisors is a factor of the only one.
 
     A divisor is the constant 0 where the compiler shall see the division: for a size divisible by
     16 it finds out that neighbouring indices stay neighbours.
     """
     inner = ()
-    for loop in tl.static_range(len(sizes) - 1):
-        size = sizes[len(sizes) - 1 - loop]
+    for loop in tl.static_range(len(divisors) - 1):
+        size = sizes[len(divisors) - 1 - loop]
         # A constant has to be looked at where it is, as in ``offset``.
-        if isinstance(divisors[len(sizes) - 1 - loop], int) or isinstance(  # noqa: SIM101
-            divisors[len(sizes) - 1 - loop], tl.constexpr
+        if isinstance(divisors[len(divisors) - 1 - loop], int) or isinstance(  # noqa: SIM101
+            divisors[len(divisors) - 1 - loop], tl.constexpr
         ):
             quotient, remainder = index // size, index % size
         else:
-            quotient = quotient_of(index, divisors[len(sizes) - 1 - loop])
+            quotient = quotient_of(index, divisors[len(divisors) - 1 - loop])
             remainder = index - quotient * size
         inner = (remainder,) + inner  # noqa: RUF005  (Triton cannot unpack)
         index = quotient
@@ -191,15 +197,16 @@ def tile(
     exist.
 
     The columns of a tile lie in the last ``COLUMN_LOOPS`` loops, its rows in the others, and
-    ``counts`` are all rows and all columns. Several loops over columns are followed by one more
-    index, which counts their steps: a tensor that has its columns one after the other has one
-    stride for them. ``WIDE`` asks for 64-bit indices.
+    ``counts`` are all rows and all columns, perhaps with a factor of these behind. Several loops
+    over columns are followed by one more index, which counts their steps: a tensor that has its
+    columns one after the other has one stride for them. ``WIDE`` asks for 64-bit indices.
     """
     program = tl.program_id(0)
     if WIDE:
         program = program.to(tl.int64)
     rows: tl.constexpr = len(sizes) - COLUMN_LOOPS
-    across = tl.cdiv(counts[1], BLOCK_COLUMNS)
+    columns = numel(counts[1:])
+    across = tl.cdiv(columns, BLOCK_COLUMNS)
     column = program % across * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
     position = (column,)
     if COLUMN_LOOPS > 1:
@@ -210,7 +217,7 @@ def tile(
         row = program // across * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
         is_row = row < counts[0]
         position = position_of(row, sizes[:rows], divisors[:rows]) + position
-    return position, is_row, column < counts[1]
+    return position, is_row, column < columns
 
 
 @triton.jit
@@ -530,7 +537,7 @@ def _share(sums_pointer, program, place: tl.constexpr, sums: tl.constexpr, colum
 def flat(position, sizes):
     """Return how many steps after the first the position comes."""
     index = position[0]
-    for loop in tl.static_range(1, len(sizes)):
+    for loop in tl.static_range(1, len(position)):
         index = index * sizes[loop] + position[loop]
     return index
 
@@ -599,6 +606,36 @@ def joined_squares(squares, totals, counts):
     mean = of_rows(tl.sum(totals, 1)) / at_least_one(count, squares.dtype)
     between = totals / at_least_one(counts, squares.dtype) - mean
     return of_rows(tl.sum(squares + counts * between * between, 1))
+
+
+@triton.jit
+def with_exponentials(largest, total, terms, ROUNDED: tl.constexpr, PARTS: tl.constexpr):
+    """Return the larger of each term and of what was the largest before, and with it the sum of
+    exp(term - largest) of all so far; an infinite term that is the largest counts 1. With ``PARTS =
+    0``, where a row is one block, the sum is left for later."""
+    if PARTS != 0:
+        distance = math.exp(-tl.abs(terms - largest), ROUNDED)
+        distance = tl.where(terms == largest, 1.0, distance)
+        total = tl.where(terms > largest, total * distance + 1.0, total + distance)
+    return larger(largest, terms), total
+
+
+@triton.jit
+def joined_exponentials(largest, total, ROUNDED: tl.constexpr, PARTS: tl.constexpr):
+    """Return the largest of each row and the sum of exp(term - largest) of its terms, from those of
+    each column."""
+    whole = of_rows(tl.reduce(largest, 1, larger))
+    if PARTS != 0:
+        share = total * math.exp(largest - whole, ROUNDED)
+        total = of_rows(tl.sum(tl.where(largest == whole, total, share), 1))
+    return whole, total
+
+
+@triton.jit
+def shifted_exponentials(total, largest, shift, ROUNDED: tl.constexpr):
+    """Return a sum of exp(term - largest) as that of exp(term - shift): NaN where both are the same
+    infinity."""
+    return total * math.exp(largest - shift, ROUNDED)
 
 
 @triton.jit

@@ -265,8 +265,9 @@ class TritonSweeps:
         }
         if reducing is None:
             constants["COLUMN_LOOPS"] = block.column_loops
-            rows, columns = counts = counts_of(swept, block.column_loops)
+            rows, columns = counts_of(swept, block.column_loops)
             programs = ceil_div(rows, block.rows) * ceil_div(columns, block.columns)
+            counts = (rows, *_with_factor(columns))
             loops = _loops(swept, block.column_loops)
             launch(kernel, (programs,), *tensors, *numbers, counts, *loops, **constants)
             return
@@ -451,7 +452,7 @@ def _loops(swept: Sweep, column_loops: int) -> list[tuple[Any, ...]]:
             continue
         strides = swept.strides(place)
         if column_loops == 1:
-            found.append(_known(swept, place, strides))
+            found.append(_factored(_known(swept, place, strides)))
         elif swept.is_even(place, column_loops):
             outer = _known(swept, place, strides[:rows])
             inner = (tl.constexpr(0),) * column_loops
@@ -497,15 +498,48 @@ def _rows_and_columns(swept: Sweep, sums: int, has_windows: bool) -> list[tuple[
     if has_windows:
         found += [tuple(map(tl.constexpr, columns)), (tl.constexpr(0),) * len(columns)]
     else:
-        found += [columns, divisors(swept, columns)]
+        counts = _with_factor(columns[0]) if len(columns) == 1 else columns
+        found += [counts, divisors(swept, columns)]
     axes = list(zip(swept.on_rows, swept.on_columns, strict=True))
     for place, (on_rows, on_columns) in enumerate(axes[: len(axes) - sums]):
         if on_rows or (place >= swept.read and not on_columns):
             strides = swept.rows.strides[place]
-            found.append(_known(swept, place, strides) if on_columns else strides)
+            found.append(_factored(_known(swept, place, strides) if on_columns else strides))
         if on_columns:
             found.append(_known(swept, place, swept.columns.strides[place]))
     return found
+
+
+def _with_factor(count: int) -> tuple[Any, ...]:
+    """Return a number of columns; behind it, as a constant, the power of two that divides it, if
+    that is less than the 16 that the compiler looks for itself. Packs of so many elements are whole
+    then, and loaded at once."""
+    import triton.language as tl
+
+    factor = math.gcd(count, MOST_BYTES)
+    return (count // factor, tl.constexpr(factor)) if 1 < factor < MOST_BYTES else (count,)
+
+
+def _factored(strides: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the strides of an operand; behind them, as a constant, a power of two by which those
+    that are not 1 are divided, for the reason of ``_with_factor``. A stride of 1 is a constant."""
+    import triton.language as tl
+
+    steps = [step for step in strides if isinstance(step, int) and step > 1]
+    factor = math.gcd(MOST_BYTES, *steps) if steps else 1
+    if factor == MOST_BYTES:
+        return strides
+    while factor > 1 and factor in steps:  # a quotient of 1 would be taken for a stride of 1
+        factor //= 2
+    if factor == 1:
+        return strides
+
+    def divided(step: Any) -> Any:
+        if not isinstance(step, int):
+            return step
+        return step // factor if step > 1 else tl.constexpr(step)
+
+    return (*map(divided, strides), tl.constexpr(factor))
 
 
 def _known(swept: Sweep, place: int, strides: tuple[int, ...]) -> tuple[Any, ...]:

@@ -7,14 +7,16 @@ from fuselab.runtime import triton_math as math
 from fuselab.runtime.triton_loops import (
     block_of_columns,
     block_of_rows,
-    larger,
+    joined_exponentials,
     load,
     load_partials,
     load_rows,
     of_rows,
     offset,
     share_of_columns,
+    shifted_exponentials,
     store_partial,
+    with_exponentials,
 )
 
 
@@ -36,7 +38,7 @@ def soft_maximum(
     JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute output. A program owns BLOCK_ROWS rows (length) and sweeps twice over their
+    """Compute output. A program owns BLOCK_ROWS rows (length) and sweeps once over their
     columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is a
     launch of its own, and SWEEP is its number. A launch of the negative number joins what that
     sweep left; JOINED sweeps have been joined."""
@@ -46,22 +48,6 @@ def soft_maximum(
 
     if SWEEP == 0 or SWEEP == 1:
         logsumexp = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), float('-inf'), COMPUTE)
-        for block in range(first, end):
-            column, is_column = block_of_columns(
-                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
-            )
-            exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
-            logsumexp = larger(logsumexp, tl.where(exists, x, float('-inf')))
-    else:
-        logsumexp = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
-    logsumexp = of_rows(tl.reduce(logsumexp, 1, larger))
-    if SWEEP == 1 or SWEEP == -1:
-        store_partial(partials_pointer, 0, logsumexp, BLOCK_ROWS, PARTS, SWEEP < 0)
-        return
-
-    logsumexp_2 = tl.where(tl.abs(logsumexp) == float('inf'), 0.0, logsumexp)
-    if SWEEP == 0 or SWEEP == 2:
         logsumexp_3 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
@@ -69,13 +55,29 @@ def soft_maximum(
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
-            logsumexp_3 += tl.where(exists, math.exp(x - logsumexp_2, ROUNDED), 0.0)
+            logsumexp, logsumexp_3 = with_exponentials(
+                logsumexp, logsumexp_3, tl.where(exists, x, float('-inf')), ROUNDED, PARTS
+            )
     else:
-        logsumexp_3 = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS, JOINED >= 2)
-    logsumexp_3 = of_rows(tl.sum(logsumexp_3, 1))
-    if SWEEP == 2 or SWEEP == -2:
+        logsumexp = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
+        logsumexp_3 = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS, JOINED >= 1)
+    logsumexp, logsumexp_3 = joined_exponentials(logsumexp, logsumexp_3, ROUNDED, PARTS)
+    if SWEEP == 1 or SWEEP == -1:
+        store_partial(partials_pointer, 0, logsumexp, BLOCK_ROWS, PARTS, SWEEP < 0)
         store_partial(partials_pointer, 1, logsumexp_3, BLOCK_ROWS, PARTS, SWEEP < 0)
         return
+    logsumexp_2 = tl.where(tl.abs(logsumexp) == float('inf'), 0.0, logsumexp)
+    if PARTS != 0:
+        logsumexp_3 = shifted_exponentials(logsumexp_3, logsumexp, logsumexp_2, ROUNDED)
+    else:  # the terms of a row are still in registers
+        for block in range(first, end):
+            column, is_column = block_of_columns(
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
+            exists = is_row & is_column
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
+            logsumexp_3 += tl.where(exists, math.exp(x - logsumexp_2, ROUNDED), 0.0)
+        logsumexp_3 = of_rows(tl.sum(logsumexp_3, 1))
     output = math.log(logsumexp_3, ROUNDED) + logsumexp_2
     tl.store(
         output_pointer + offset(row, output_row_strides),
@@ -103,7 +105,7 @@ def soft_maximum_backward(
     JOINED: tl.constexpr, ONCE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute grad_x. A program owns BLOCK_ROWS rows (length) and sweeps 3 times over their
+    """Compute grad_x. A program owns BLOCK_ROWS rows (length) and sweeps twice over their
     columns (width), BLOCK_COLUMNS at a time. If PARTS programs share a row, each sweep is a
     launch of its own, and SWEEP is its number. A launch of the negative number joins what that
     sweep left; JOINED sweeps have been joined."""
@@ -114,22 +116,6 @@ def soft_maximum_backward(
 
     if SWEEP == 0 or SWEEP == 1:
         logsumexp = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), float('-inf'), COMPUTE)
-        for block in range(first, end):
-            column, is_column = block_of_columns(
-                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
-            )
-            exists = is_row & is_column
-            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
-            logsumexp = larger(logsumexp, tl.where(exists, x, float('-inf')))
-    else:
-        logsumexp = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
-    logsumexp = of_rows(tl.reduce(logsumexp, 1, larger))
-    if SWEEP == 1 or SWEEP == -1:
-        store_partial(partials_pointer, 0, logsumexp, BLOCK_ROWS, PARTS, SWEEP < 0)
-        return
-
-    logsumexp_2 = tl.where(tl.abs(logsumexp) == float('inf'), 0.0, logsumexp)
-    if SWEEP == 0 or SWEEP == 2:
         logsumexp_3 = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 0.0, COMPUTE)
         for block in range(first, end):
             column, is_column = block_of_columns(
@@ -137,13 +123,29 @@ def soft_maximum_backward(
             )
             exists = is_row & is_column
             x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
-            logsumexp_3 += tl.where(exists, math.exp(x - logsumexp_2, ROUNDED), 0.0)
+            logsumexp, logsumexp_3 = with_exponentials(
+                logsumexp, logsumexp_3, tl.where(exists, x, float('-inf')), ROUNDED, PARTS
+            )
     else:
-        logsumexp_3 = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS, JOINED >= 2)
-    logsumexp_3 = of_rows(tl.sum(logsumexp_3, 1))
-    if SWEEP == 2 or SWEEP == -2:
+        logsumexp = load_partials(partials_pointer, 0, BLOCK_ROWS, PARTS, JOINED >= 1)
+        logsumexp_3 = load_partials(partials_pointer, 1, BLOCK_ROWS, PARTS, JOINED >= 1)
+    logsumexp, logsumexp_3 = joined_exponentials(logsumexp, logsumexp_3, ROUNDED, PARTS)
+    if SWEEP == 1 or SWEEP == -1:
+        store_partial(partials_pointer, 0, logsumexp, BLOCK_ROWS, PARTS, SWEEP < 0)
         store_partial(partials_pointer, 1, logsumexp_3, BLOCK_ROWS, PARTS, SWEEP < 0)
         return
+    logsumexp_2 = tl.where(tl.abs(logsumexp) == float('inf'), 0.0, logsumexp)
+    if PARTS != 0:
+        logsumexp_3 = shifted_exponentials(logsumexp_3, logsumexp, logsumexp_2, ROUNDED)
+    else:  # the terms of a row are still in registers
+        for block in range(first, end):
+            column, is_column = block_of_columns(
+                block, column_sizes, column_divisors, BLOCK_COLUMNS, NESTED_COLUMNS, WIDE
+            )
+            exists = is_row & is_column
+            x = load(x_row + offset(column, x_column_strides), is_row, is_column, ONCE).to(COMPUTE)
+            logsumexp_3 += tl.where(exists, math.exp(x - logsumexp_2, ROUNDED), 0.0)
+        logsumexp_3 = of_rows(tl.sum(logsumexp_3, 1))
 
     grad_output = load_rows(
         grad_output_pointer + offset(row, grad_output_row_strides), is_row
