@@ -319,3 +319,17 @@ def test_calls_that_are_wrong(
         eject(function, *args, out=tmp_path / "wrong", name="wrong" if function == 3 else None)
     assert not (tmp_path / "wrong").exists()
     assert capfd.readouterr().err == ""
+
+
+def mask(x: Tensor, mask: Tensor) -> Tensor:
+    return (x * 2).tanh() * mask
+
+
+def test_an_argument_may_have_the_functions_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    args = torch.linspace(-1, 1, 12).reshape(3, 4), torch.tensor([[1.0], [0.0], [2.0]])
+    fuselab.eject(mask, *args, out=tmp_path / "masked", name="masked")
+    package = importlib.import_module("masked").masked
+    torch.testing.assert_close(package(*args), mask(*args))

@@ -40,6 +40,30 @@ class Several(nn.Module):
         return whole * others["gate"].sigmoid()
 
 
+class Configured(Block):
+    """A layer whose options are a dict and an object, as those of diffusion models are."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, *, extra: dict[str, float] | None = None, kind: object = None
+    ) -> Tensor:
+        scale = 1.0 if extra is None else extra["scale"]
+        return torch.sigmoid(self.norm(x) * scale) + x
+
+
+def test_options_in_dicts_and_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model, given = Configured(), {"extra": {"scale": 2.0}, "kind": nn.GELU}
+    eject(model, torch.ones(4, 8), out=tmp_path / "configured", name="configured", keywords=given)
+    made = importlib.import_module("configured.module").Configured(model)
+    expected = model(X, extra={"scale": 2.0})
+    for found in (made(X), made(X, **given), made(X, kind=nn.GELU, extra={"scale": 2.0})):
+        torch.testing.assert_close(found, expected)
+    with pytest.raises(ValueError, match=r"extra must be \{'scale': 2.0\}, as the module"):
+        made(X, extra={"scale": 3.0})
+    with pytest.raises(ValueError, match="kind must be GELU, as the module was ejected"):
+        made(X, kind=nn.ReLU)
+
+
 def test_a_call_with_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     model, mask = Block(), torch.tensor([1.0, 0.0, 1.0])

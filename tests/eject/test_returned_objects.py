@@ -101,3 +101,32 @@ def test_an_output_whose_class_is_installed(
         assert type(found) is EncoderOutput and list(found) == ["hidden", "pooled"]
         torch.testing.assert_close(found.hidden, expected.hidden)
         torch.testing.assert_close(found["pooled"], expected.pooled)
+
+
+def with_sizes(x, y):
+    return {"sum": (x * 2).tanh() + 1, "sizes": [x.shape, x[0].size(), y.shape[0]]}, y.t().shape
+
+
+def test_the_sizes_of_a_call_are_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    eject(with_sizes, X, torch.ones(5, 2), out=tmp_path / "of_sizes", name="of_sizes")
+    package = importlib.import_module("of_sizes").of_sizes
+    x, y = torch.linspace(0, 1, 12).reshape(2, 6), torch.ones(7, 3)
+    (found, last), (wanted, last_wanted) = package(x, y), with_sizes(x, y)
+    assert found["sizes"] == wanted["sizes"] == [torch.Size([2, 6]), torch.Size([6]), 7]
+    assert last == last_wanted
+    assert [type(one) for one in (*found["sizes"], last)] == [
+        torch.Size,
+        torch.Size,
+        int,
+        torch.Size,
+    ]
+    torch.testing.assert_close(found["sum"], wanted["sum"])
+
+
+def test_sizes_of_no_known_argument_are_refused(tmp_path: Path) -> None:
+    def of_another(x):
+        return (x * 2).tanh() + 1, torch.Size([11, 13])
+
+    with pytest.raises(EjectError, match=r"the sizes \(11, 13\), and it is not known of which"):
+        eject(of_another, X, out=tmp_path / "other")

@@ -230,3 +230,33 @@ def test_a_gradient_that_is_the_upstream_gradient(tmp_path: Path) -> None:
     assert raw[0].data_ptr() != raw[1].data_ptr() != upstream.data_ptr()
     fakes = op.gradient.fake((True, True), upstream, x, y)
     assert [fake.dtype for fake in fakes] == [torch.float32, torch.float16]
+
+
+def two_sided(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return x.exp() * 2, y.sin() + 1, (x + y).tanh() * 2, (x > 0) * y.detach()
+
+
+@pytest.mark.parametrize("needs", [(False, True), (True, False), (True, True), (False, False)])
+def test_an_output_needs_a_gradient_where_its_own_arguments_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: tuple[bool, bool]
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = "sides_" + "_".join(map(str, needs)).lower()
+    eject(two_sided, torch.ones(3, 4), torch.ones(3, 4), out=tmp_path / name, name=name)
+    package = getattr(importlib.import_module(name), name)
+    x, y = (torch.linspace(-1, 1, 10).reshape(2, 5).requires_grad_(need) for need in needs)
+    found, wanted = package(x, y), two_sided(x, y)
+    assert [one.requires_grad for one in found] == [one.requires_grad for one in wanted]
+    inputs = [one for one in (x, y) if one.requires_grad]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+        if other.requires_grad:
+            given, right = (
+                torch.autograd.grad(each.sum(), inputs, retain_graph=True, allow_unused=True)
+                for each in (one, other)
+            )
+            for gradient, exact in zip(given, right, strict=True):
+                exact = torch.zeros(2, 5) if exact is None else exact
+                torch.testing.assert_close(
+                    torch.zeros(2, 5) if gradient is None else gradient, exact
+                )

@@ -152,6 +152,18 @@ class Package:
         )
 
     @property
+    def gradients_of(self) -> tuple[tuple[str, ...] | None, ...]:
+        """The arguments on which each output depends such that it has a gradient; None where these
+        are all on which any output does."""
+        needed = self.returned.differentiable_sources
+        if not self.has_gradient or needed is None:
+            return (None,) * len(self.captured.outputs)
+        sources = [tuple(map(argument_name, nodes)) for nodes in needed]
+        every = {name for names in sources for name in names}
+        found = [None if set(names) == every or not names else names for names in sources]
+        return (*found, *(None for _ in self.captured.written))
+
+    @property
     def cpp_differs(self) -> bool:
         """Whether C++ has a backward of its own: one that sums over rows beside other values, or
         stores values for later kernels."""
@@ -266,8 +278,9 @@ class Package:
     @property
     def is_plain(self) -> bool:
         """Whether the function returns what the operator does: nothing is written over, and every
-        output has its gradient."""
-        return self.returned.is_plain and all(self.keeps_gradient) and not self.captured.written
+        output has its gradient, of the same arguments."""
+        has_all = all(self.keeps_gradient) and not any(self.gradients_of)
+        return self.returned.is_plain and has_all and not self.captured.written
 
     def advice(self, name: str) -> str:
         """Return what to do where a gradient of a frozen argument is asked for."""

@@ -41,6 +41,17 @@ class Made:
     fields: Mapping[str, Any]
 
 
+class Sizes(tuple[Any, ...]):
+    """A ``torch.Size`` in a structure, with nodes in place of sizes."""
+
+
+@dataclass(frozen=True)
+class SizesOf:
+    """The ``torch.Size`` of an argument in a structure."""
+
+    argument: fx.Node
+
+
 @dataclass(frozen=True)
 class Returned:
     """``results`` are the nodes of the traced graph that kernels compute, and ``structure`` is what
@@ -60,6 +71,14 @@ class Returned:
     def needs_gradient(self) -> tuple[bool, ...]:
         """Return for each result whether a gradient flows through it."""
         return tuple(bool(_example(node).requires_grad) for node in self.results)
+
+    @property
+    def differentiable_sources(self) -> tuple[tuple[fx.Node, ...], ...] | None:
+        """Return for each result the inputs from which a gradient flows through it; None where the
+        function writes in place, so that a value is more than what its operands say."""
+        if any(map(_is_written, self.results[0].graph.nodes if self.results else ())):
+            return None
+        return tuple(map(_sources, self.results))
 
     def names(self, taken: Collection[str]) -> tuple[str, ...]:
         """Return names of the results that are not ``taken``: a variable of the user's code, a key
@@ -129,7 +148,11 @@ class StandIns:
                 if not all(isinstance(key, CONSTANTS) for key in value):
                     raise EjectError(f"{name} returns a dict whose keys are no numbers or strings.")
                 return type(value)((key, of(item)) for key, item in value.items())
-            if type(value) in (tuple, list, torch.Size):
+            if isinstance(value, torch.Size):
+                sizes = Sizes(map(of, value))
+                is_known = not sizes or any(isinstance(size, fx.Node) for size in sizes)
+                return sizes if is_known else self._argument_of(name, value)
+            if type(value) in (tuple, list):
                 items = list(map(of, value))
                 return items if isinstance(value, list) else tuple(items)
             if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -160,6 +183,44 @@ class StandIns:
                 f"sizes by a division{_place(node)}; return only tensors and sizes."
             )
         return structure
+
+    def _argument_of(self, name: str, sizes: torch.Size) -> SizesOf:
+        """Return the argument whose sizes these are: Dynamo reads them from the tensor itself.
+        Raises EjectError."""
+        alike: dict[tuple[str, ...], fx.Node] = {}
+        for value, node in zip(self.inputs, self.placeholders, strict=True):
+            if isinstance(value, Tensor) and value.shape == sizes:
+                alike.setdefault(tuple(map(str, _example(node).shape)), node)
+        if len(alike) != 1:
+            raise EjectError(
+                f"{name} returns the sizes {tuple(sizes)}, and it is not known of which tensor; "
+                "return each as a number (tuple(x.shape))."
+            )
+        return SizesOf(*alike.values())
+
+
+def _sources(result: fx.Node) -> tuple[fx.Node, ...]:
+    """Return the inputs from which a gradient flows through a result."""
+    seen: dict[fx.Node, None] = {}
+    stack = [result]
+    while stack:
+        node = stack.pop()
+        value = _example(node)
+        values = value if isinstance(value, (tuple, list)) else [value]
+        if node not in seen and any(getattr(one, "requires_grad", False) for one in values):
+            seen[node] = None
+            stack += node.all_input_nodes
+    return tuple(node for node in seen if node.op == "placeholder")
+
+
+def _is_written(node: fx.Node) -> bool:
+    """Return whether a node writes over a tensor, or its tensor is written over later."""
+    value = _example(node)
+    if isinstance(value, Tensor) and node.op != "placeholder" and value._version > 0:
+        return True
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    is_in_place = name.endswith("_") and not name.endswith("__") and node.op.startswith("call")
+    return is_in_place or name == "setitem" or bool(node.kwargs.get("inplace"))
 
 
 def _place(node: fx.Node) -> str:
@@ -368,6 +429,10 @@ def structure_text(structure: Any, leaf: Callable[[fx.Node], str]) -> str:
         return f"{structure.kind.__name__}({', '.join(f'{key}={text}' for key, text in pairs)})"
     if isinstance(structure, list):
         return f"[{', '.join(texts)}]"
+    if isinstance(structure, SizesOf):
+        return f"{leaf(structure.argument)}.shape"
+    if isinstance(structure, Sizes):
+        return f"torch.Size(({comma(texts)}))"
     if isinstance(structure, tuple):
         if hasattr(structure, "_fields"):
             return f"{type(structure).__name__}({', '.join(texts)})"

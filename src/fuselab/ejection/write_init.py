@@ -176,6 +176,12 @@ def _body(package: Package, found: Parameters) -> str:
     for node, keeps in zip(package.returned.results, package.keeps_gradient, strict=False):
         if not keeps:
             lines.append(f"{names[node]} = {names[node]}.detach()")
+    for node, of in zip(package.returned.results, package.gradients_of, strict=False):
+        if of is not None:
+            needed = " or ".join(f"{name}.requires_grad" for name in of)
+            needed = f"({needed})" if len(of) > 1 else needed
+            lines.append(f"if {names[node]}.requires_grad and not {needed}:")
+            lines.append(f"    {names[node]} = {names[node]}.detach()")
     namer = Namer([*package.parameters, *package.output_names, *package.sizes.names.values()])
     for node in package.formulas.traced.graph.nodes:
         if node.op == "placeholder":

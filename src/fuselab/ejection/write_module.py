@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Mapping
@@ -11,8 +12,8 @@ from torch import nn
 
 from fuselab.ejection.capture import Captured, argument_name
 from fuselab.ejection.fold import formatted
-from fuselab.ejection.returned import CONSTANTS, constant_text
 from fuselab.ejection.write_init import sequence_import
+from fuselab.ejection.write_signature import described, has_text, option_text
 
 
 def module_text(captured: Captured) -> str:
@@ -86,10 +87,17 @@ def _parameters(
             else:
                 needs_default = has_default and one.kind is not one.KEYWORD_ONLY
                 text = f"{name}: {kind} | None = None" if needs_default else f"{name}: {kind}"
-        elif isinstance(value, CONSTANTS) and one.kind is not one.POSITIONAL_ONLY:
-            wanted = constant_text(value)
-            text, has_default = f"{name}: Any = {wanted}", True
-            differs = f"{name} is not {wanted}" if value is None else f"{name} != {wanted}"
+        elif name not in captured.given and one.default is one.empty:
+            continue
+        elif one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+            text, has_default = f"{name}: Any = None", True
+            if has_text(value):
+                wanted = option_text(value)
+                text = f"{name}: Any = {wanted}"
+                differs = f"{name} is not {wanted}" if value is None else f"{name} != {wanted}"
+            else:
+                wanted, given = described(value, name)
+                differs = f"{name} is not None and {given} != {json.dumps(wanted)}"
             told = f"{name} must be {wanted}, as the module was ejected".replace('"', "'")
             checks.append(f'if {differs}:\n    raise ValueError("{told}")')
         else:

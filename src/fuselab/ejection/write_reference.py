@@ -73,6 +73,10 @@ def reference_text(captured: Captured, outputs: Sequence[str], taken: Taken | No
     if copied is not None:
         imports, sources, called = copied
         told = f"Compute {called}" if captured.is_flat else f"Compute {function.__name__}"
+        name, _, given = called.partition("(")
+        if name in {*taken, *captured.parameters, *captured.given}:  # an argument hides it
+            sources += f"\n\n\n{name}_function = {name}"
+            called = f"{name}_function({given}"
         return f'''\
 """The definition of {captured.name}, in the code that it was ejected from."""
 

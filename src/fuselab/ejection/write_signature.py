@@ -145,8 +145,8 @@ def _add(
     kind = "Tensor" if held else annotation(value)
     if kind is None:
         text, condition = f"{name}: Any = None", f"{name} is not None and "
-        if _has_text(value):
-            text, condition = f"{name}: Any = {_text(value)}", ""
+        if has_text(value):
+            text, condition = f"{name}: Any = {option_text(value)}", ""
         _check(found, captured, name, value, condition)
     elif not by_name and any(" = " in one for one in found.positional):
         text = f"{name}: {kind} | None = None"  # it stands behind an option
@@ -192,17 +192,17 @@ def _containers_in(value: Any, place: str) -> Iterator[tuple[str, int | list[Any
 
 def _check(found: Parameters, captured: Captured, name: str, value: Any, condition: str) -> None:
     """Add the statement that refuses another value of an option."""
-    if _has_text(value):
-        wanted = _text(value)
+    if has_text(value):
+        wanted = option_text(value)
         differs = f"{name} != {wanted}"
         if value is None or isinstance(value, bool):
             differs = f"{name} is not {value}"
         elif isinstance(value, float) and value != value:
             differs = f"{name} == {name}"
     else:
-        wanted, given = _described(value, name)
+        wanted, given = described(value, name)
         differs = f"{given} != {json.dumps(wanted)}"
-    refused = _refused(captured, name, repr(value) if _has_text(value) else wanted, name)
+    refused = _refused(captured, name, repr(value) if has_text(value) else wanted, name)
     found.checks.append(f"if {condition}{differs}:\n    {refused}")
 
 
@@ -211,20 +211,20 @@ def _refused(captured: Captured, name: str, wanted: str, given: str) -> str:
     return f"raise refused_option({texts}, {given})"
 
 
-def _has_text(value: Any) -> bool:
+def has_text(value: Any) -> bool:
     """Return whether a value can be written: a constant, or constants in lists and dicts."""
     if type(value) in (tuple, list):
-        return all(map(_has_text, value))
+        return all(map(has_text, value))
     if type(value) is dict:
-        return all(map(_has_text, [*value, *value.values()]))
+        return all(map(has_text, [*value, *value.values()]))
     return type(value) in CONSTANTS
 
 
-def _text(value: Any) -> str:
+def option_text(value: Any) -> str:
     return structure_text(value, str)
 
 
-def _described(value: Any, name: str) -> tuple[str, str]:
+def described(value: Any, name: str) -> tuple[str, str]:
     """Return what tells an object from others, and the text that computes the same of the argument
     ``name``: its name, its repr if that has no address in it, else its class."""
     if hasattr(value, "__qualname__"):
