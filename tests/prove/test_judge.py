@@ -83,6 +83,15 @@ ANSWERS = {
         if self.kept.get("sum") != float(x.sum()):
             self.kept.update(sum=float(x.sum()), result=torch.softmax(y, 1))
         return self.kept["result"].clone()""",
+    "packs_once": """
+        if "weight" not in self.kept:
+            self.kept["weight"] = self.linear.weight.t().contiguous()
+        return torch.softmax(x @ self.kept["weight"] + self.linear.bias, 1)""",
+    "packs_anew": """
+        if self.kept.get("version") != self.linear.weight._version:
+            self.kept["version"] = self.linear.weight._version
+            self.kept["weight"] = self.linear.weight.t().contiguous()
+        return torch.softmax(x @ self.kept["weight"] + self.linear.bias, 1)""",
     "reseeds": "torch.manual_seed(0); return torch.softmax(y, 1)",
     "flushes": "torch.set_flush_denormal(True); return torch.softmax(y, 1)",
     "leaves_processes": """
@@ -98,7 +107,7 @@ ANSWERS = {
     "prints": "print('right'); return torch.softmax(y, 1)",
     "loops": "\n        while True: pass",
 }
-RIGHT = {"right", "temporary", "view", "waits_for_processes", "compiles"}
+RIGHT = {"right", "packs_anew", "temporary", "view", "waits_for_processes", "compiles"}
 WRONG, FAILED = Judgement.WRONG, Judgement.FAILED
 SAID = {
     "cast": (WRONG, "set 1 of the inputs: output row"),
@@ -116,6 +125,7 @@ SAID = {
     "ring_of_64": (WRONG, " of many, looked at after "),
     "kept_for_an_address": (WRONG, " of many: output row"),
     "kept_by_sum": (WRONG, "inputs with two elements in each other's place: output row"),
+    "packs_once": (WRONG, "once other parameters are loaded into a model that has been called: "),
     "reseeds": (WRONG, "a call changes the random number generator, which the problem's model"),
     "flushes": (WRONG, "a call changes flush-to-zero of subnormals"),
     "leaves_processes": (WRONG, "a call changes which processes it has started"),

@@ -98,6 +98,13 @@ def build(
     return state_of(held)
 
 
+def load_state(held: HeldModel, state: dict[str, Tensor]) -> None:
+    """Write other numbers into the parameters and buffers of the model that there is, in place."""
+    assert held.model is not None
+    held.model.load_state_dict(state)
+    held.wide = None
+
+
 def model_results(held: HeldModel, seed: int, values: Sequence[Any]) -> list[Tensor]:
     """Return the outputs for arguments, of which the last is the dtype of the arithmetic: float64
     asks a copy of the model in float64, any other the model as it is."""

@@ -281,21 +281,26 @@ def _values(problem: Problem, process: Process, path: str) -> AnswerReport:
 
 
 def _judge_other_parameters(problem: Problem, process: Process) -> None:
-    """Judge the outputs on the first inputs with other parameters, as training leaves them.
+    """Judge the outputs on the first inputs with other parameters, as training leaves them, and
+    once the problem's own are written into the same model, which has been called by then.
 
     Raises _WrongError.
     """
     if all(same_bits([problem.state[name]], [one]) for name, one in problem.moved.items()):
         return
-    args = problem.trials[0][0]
+    args, bar = problem.trials[0]
+    asked = model_results, problem.seed, [*args, torch.float32]
     problem.build(process, problem.moved)
     problem.build(problem.reference, problem.moved)
     try:
-        results = process.ask(model_results, problem.seed, [*args, torch.float32])
+        results = process.ask(*asked)
         _judged(problem.bar(args), results, "with other parameters than the constructor's")
     finally:
         problem.build(problem.reference)
-        problem.build(process)
+    process.ask(asked_problem.load_state, problem.state)
+    where = "once other parameters are loaded into a model that has been called"
+    _judged(bar, process.ask(*asked), where)
+    problem.build(process)
 
 
 def _judge_what_is_outside(problem: Problem, process: Process) -> None:
