@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fuselab.cli.main import run
 from fuselab.errors import ArgumentError, TargetError
+from fuselab.measure.verdict import Outcome, verdict
 from fuselab.prove import accuracy, judge_problem, sandbox
 from fuselab.prove.judge_problem import AnswerReport, Judgement
 
@@ -341,6 +345,39 @@ def test_a_right_answer_is_timed_beside_eager(files: Path) -> None:
     assert answer.speed.rounds == 12 and 1 <= answer.speed.judged_calls <= 12
     eager = answer.speed.against["eager"]
     assert eager["low"] <= eager["speedup"] <= eager["high"]
+
+
+def test_rounds_are_added_while_the_speed_is_uncertain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that counts its readings: one at the start, and one before every round."""
+
+    def rounds(budget_s: float, narrow_after: int) -> int:
+        seconds = itertools.count()
+        clock = SimpleNamespace(monotonic=lambda: next(seconds))
+        monkeypatch.setattr(judge_problem, "time", clock)
+        asked = itertools.count()
+        return len([*judge_problem._rounds(budget_s, lambda: next(asked) >= narrow_after)])
+
+    assert rounds(15, 0) == 15
+    assert rounds(1, 0) == 12  # the fewest
+    assert rounds(15, 25) == 40
+    assert rounds(15, 10**6) == 150  # ten times as long
+    assert rounds(100, 10**6) == 200  # the most
+
+
+def test_a_wide_interval_is_unclear(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was printed on a busy machine, 22.9 (3.25 to 134), says too little."""
+    wide, narrow = ([spread * 1.1**turn for turn in range(12)] for spread in (3.25, 2.0))
+    wide[-1] = 134.0
+    found = verdict([1.0] * 12, wide)
+    assert (found.outcome, found.low, found.high) == (Outcome.FASTER, 3.25, 134.0)
+    assert judge_problem._is_wide(found)
+    assert not judge_problem._is_wide(verdict([1.0] * 12, narrow))
+    for limit, is_wide in ((0.0, True), (math.inf, False)):
+        monkeypatch.setattr(judge_problem, "_WIDE", limit)
+        (answer,) = judged(files, ["right"])
+        assert answer.verdict is Judgement.RIGHT and answer.speed is not None
+        assert (answer.speed.against["eager"]["outcome"] == "UNCLEAR") or not is_wide
+        assert (answer.speed.note is not None) is is_wide
 
 
 @pytest.mark.skipif(sandbox.landlock_version() < 6, reason="the kernel has no Landlock 6")

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fuselab.errors import ArgumentError, TargetError
 from fuselab.measure.statistics import significant
-from fuselab.measure.verdict import verdict
+from fuselab.measure.verdict import Outcome, Verdict, verdict
 from fuselab.op import tensors_in
 from fuselab.prove import asked_problem, asked_timing
 from fuselab.prove.accuracy import Bar
@@ -61,6 +61,13 @@ _LOOKED_AT_AGAIN = 32  # outputs, after many calls
 _CALLS_AT_ONCE, _MESSAGE_S = 64, 0.1
 _TAKEN_BYTES = 1 << 24  # of outputs that are taken in one message
 _ROUNDS = (12, 200)  # the fewest and the most
+# A speedup says too little if the upper end of its interval is more than so many times the lower
+# one. Rounds are added then, for ``_PATIENCE`` times as long at most.
+_WIDE = 4.0
+_UNCERTAIN = (
+    "the interval of the speedup is wide: other work on the machine disturbs the clock, or the "
+    "calls are too short for it"
+)
 # The share of calls whose outputs are taken and judged, and how many are judged at least. An answer
 # whose median shows less work than it does must leave out half of its calls: of eight that are
 # judged, none is then such a one in 1 of 256 runs.
@@ -79,12 +86,14 @@ class Judgement(StrEnum):
 @dataclass(frozen=True)
 class Speed:
     """The time of an answer's calls, and how it compares: a speedup above 1 is faster, ``low`` to
-    ``high`` is its interval. Times are medians in microseconds."""
+    ``high`` is its interval. Times are medians in microseconds. ``note`` says why the comparison is
+    uncertain, where it is."""
 
     median_us: float
     against: dict[str, dict[str, Any]]
     rounds: int
     judged_calls: int
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -461,7 +470,15 @@ def _speed(
         clock.process.ask(asked_timing.prepare, args, name == "compile")
         clock.rest()
     judged = 0
-    for number in _rounds(budget_s):
+
+    def compared() -> dict[str, Verdict]:
+        ours = clocks["answer"].times_us
+        return {name: verdict(ours, clocks[name].times_us) for name in others}
+
+    def is_narrow() -> bool:
+        return not any(map(_is_wide, compared().values()))
+
+    for number in _rounds(budget_s, is_narrow):
         args, change = _next_inputs(problem, clocks, args, chance)
         order = list(clocks)
         chance.shuffle(order)
@@ -479,18 +496,23 @@ def _speed(
             _judged(problem.bar(args, seed), taken["answer"], "a timed call")
             judged += 1
     ours = clocks["answer"].times_us
-    against = {}
-    for name in others:
-        times = clocks[name].times_us
-        found = verdict(ours, times)
-        against[name] = {
-            "median_us": significant(median(times)),
-            "outcome": str(found.outcome),
+    against = {
+        name: {
+            "median_us": significant(median(clocks[name].times_us)),
+            "outcome": str(Outcome.UNCLEAR if _is_wide(found) else found.outcome),
             "speedup": significant(found.speedup),
             "low": significant(found.low),
             "high": significant(found.high),
         }
-    return Speed(significant(median(ours)), against, len(ours), judged)
+        for name, found in compared().items()
+    }
+    note = None if is_narrow() else _UNCERTAIN
+    return Speed(significant(median(ours)), against, len(ours), judged, note)
+
+
+def _is_wide(found: Verdict) -> bool:
+    """Return whether the interval of a speedup is too wide to say which side is faster."""
+    return found.high > _WIDE * found.low
 
 
 def _next_inputs(
@@ -513,10 +535,15 @@ def _next_inputs(
     return fresh, Change()
 
 
-def _rounds(budget_s: float) -> Iterator[int]:
+def _rounds(budget_s: float, is_narrow: Callable[[], bool]) -> Iterator[int]:
+    """Yield the numbers of the rounds that ``budget_s`` seconds hold, and of more until the
+    intervals are narrow, for ``_PATIENCE`` times as long at most."""
     least, most = _ROUNDS
     begin = time.monotonic()
     for number in range(most):
-        if number >= least and time.monotonic() - begin > budget_s:
+        taken_s = time.monotonic() - begin
+        if number >= least and (
+            taken_s > _PATIENCE * budget_s or (taken_s > budget_s and is_narrow())
+        ):
             return
         yield number

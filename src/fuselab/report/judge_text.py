@@ -31,6 +31,8 @@ def show_judgements(report: ProblemReport, console: Console) -> None:
     for answer in report.answers:
         if answer.reason is not None:
             console.print(f"{answer.verdict} {answer.candidate}: {answer.reason}", soft_wrap=True)
+        elif answer.speed is not None and answer.speed.note is not None:
+            console.print(f"UNCLEAR {answer.candidate}: {answer.speed.note}", soft_wrap=True)
     kept = sorted({one for answer in report.answers for one in answer.kept_from})
     console.print(f"kept from the machine: {'; '.join(kept) or 'nothing'}", style="dim")
     right = sum(answer.verdict is Judgement.RIGHT for answer in report.answers)
