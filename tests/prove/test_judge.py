@@ -111,7 +111,17 @@ ANSWERS = {
     "prints": "print('right'); return torch.softmax(y, 1)",
     "loops": "\n        while True: pass",
 }
-RIGHT = {"right", "packs_anew", "temporary", "view", "waits_for_processes", "compiles"}
+RIGHT = {
+    "right",
+    "packs_anew",
+    "draws",
+    "builds",
+    "quiet",
+    "temporary",
+    "view",
+    "waits_for_processes",
+    "compiles",
+}
 WRONG, FAILED = Judgement.WRONG, Judgement.FAILED
 SAID = {
     "cast": (WRONG, "set 1 of the inputs: output row"),
@@ -378,6 +388,48 @@ def test_a_wide_interval_is_unclear(files: Path, monkeypatch: pytest.MonkeyPatch
         assert answer.verdict is Judgement.RIGHT and answer.speed is not None
         assert (answer.speed.against["eager"]["outcome"] == "UNCLEAR") or not is_wide
         assert (answer.speed.note is not None) is is_wide
+
+
+# Where each change is made, what makes it, and how it is named.
+STARTS = {
+    "threads": ("constructor", "torch.set_num_threads(torch.get_num_threads() + 1)", "threads"),
+    "gradients": ("constructor", "torch.set_grad_enabled(False)", "grad mode"),
+    "precision": ("import", "torch.set_float32_matmul_precision('medium')", "float32 products"),
+    "replaced": ("import", "torch.relu = lambda x: x.relu()", "PyTorch and Python (torch.relu)"),
+    "patched": ("constructor", "torch.relu = lambda x: x.relu()", "and Python (torch.relu)"),
+    "variable": ("import", "os.environ['OMP_WAIT_POLICY'] = 'x'", "(OMP_WAIT_POLICY)"),
+    "compiles": ("constructor", "torch.compile(torch.neg, backend='eager')(torch.ones(2))", None),
+    "draws": ("constructor", "self.noise = torch.rand(4).tolist()", None),
+    "builds": ("import", "os.environ['TORCH_CUDA_ARCH_LIST'] = '9.0'; torch.manual_seed(1)", None),
+    "quiet": ("import", "warnings.filterwarnings('ignore'); sys.setrecursionlimit(2000)", None),
+}
+
+
+def starting(text: str, step: str, line: str) -> str:
+    """Return a file whose import, or constructor, runs a line."""
+    if step == "import":
+        return f"import os, sys, torch, warnings\n{line}\n{text}"
+    last = "        self.linear = nn.Linear(features, features)\n"
+    return text.replace(last, f"{last}        {line}\n")
+
+
+def test_import_and_constructor_leave_the_process_as_it_is(files: Path) -> None:
+    """They may do what those of the problem do, and nothing else on which calls depend."""
+    right = ANSWER.format(ANSWERS["right"])
+    for name, (step, line, _) in STARTS.items():
+        (files / f"{name}.py").write_text(starting(right, step, line))
+    found = dict(zip(STARTS, judged(files, list(STARTS)), strict=True))
+    for name, (step, _, said) in STARTS.items():
+        if said is None:
+            assert found[name].verdict is Judgement.RIGHT, found[name]
+            continue
+        assert found[name].verdict is WRONG, found[name]
+        reason = str(found[name].reason)
+        assert reason.startswith(f"its {step} changes ") and said in reason, reason
+    step, line, _ = STARTS["threads"]
+    (files / "problem.py").write_text(starting(PROBLEM, step, line))
+    threads, gradients = judged(files, ["threads", "gradients"])
+    assert (threads.verdict, gradients.verdict) == (Judgement.RIGHT, WRONG), (threads, gradients)
 
 
 @pytest.mark.skipif(sandbox.landlock_version() < 6, reason="the kernel has no Landlock 6")

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from fuselab.errors import TargetError
 from fuselab.op import tensors_in
 from fuselab.prove.arguments import Storages, copy_of_storage, mapped
-from fuselab.prove.load import import_file
+from fuselab.prove.load import changed_by_import_of, import_file
 from fuselab.prove.process_state import ProcessState
+from fuselab.prove.start_state import StartState, steering
 
 PROBLEM, ANSWER = "Model", "ModelNew"
 # How many calls follow one whose outputs are kept: fewer where they take long or leave much.
@@ -43,6 +44,7 @@ class HeldModel:
     several: list[list[Any]] = field(default_factory=list)  # arguments for many calls
     alive: list[list[Any]] = field(default_factory=list)  # and the outputs of these
     before: ProcessState | None = None  # the state of the process before the import
+    changed: dict[str, list[str]] = field(default_factory=dict)  # see ``changed_at_start``
 
     def __call__(self, *args: Any) -> Any:
         """Call the model."""
@@ -52,14 +54,15 @@ class HeldModel:
 
 def load_model(spec: str, name: str) -> HeldModel:
     """Import a file with the class ``name``. Raises TargetError where it has none, or raises."""
-    path, before = Path(spec), ProcessState(of_import=True)
+    path, before, start = Path(spec), ProcessState(of_import=True), StartState()
     module = import_file(path)
+    changed = {"import": steering([*changed_by_import_of(module), *start.changed()])}
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise TargetError(f"{path}: no nn.Module is called {name}.")
     if name == PROBLEM and not callable(getattr(module, "get_inputs", None)):
         raise TargetError(f"{path}: no function is called get_inputs.")
-    return HeldModel(spec, module, name, before=before)
+    return HeldModel(spec, module, name, before=before, changed=changed)
 
 
 def problem_inputs(held: HeldModel, seed: int, device: torch.device) -> list[Any]:
@@ -87,15 +90,23 @@ def build(
     A ``state`` with the same names and shapes is loaded; otherwise equal seeds must make equal
     parameters.
     """
+    before = StartState()
     torch.manual_seed(seed)
     held.model = getattr(held.module, held.name)(*initial).to(device)
     held.wide = None
+    held.changed["constructor"] = steering(before.changed())
     own = held.model.state_dict()
     if state is not None and {name: one.shape for name, one in own.items()} == {
         name: one.shape for name, one in state.items()
     }:
         held.model.load_state_dict(state)
     return state_of(held)
+
+
+def changed_at_start(held: HeldModel) -> dict[str, list[str]]:
+    """Return which state of the process the ``import`` of the file has changed, and the last call
+    of the ``constructor``."""
+    return held.changed
 
 
 def load_state(held: HeldModel, state: dict[str, Tensor]) -> None:

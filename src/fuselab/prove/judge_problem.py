@@ -255,7 +255,7 @@ def _values(problem: Problem, process: Process, path: str) -> AnswerReport:
 
     Raises _WrongError.
     """
-    state = problem.build(process)
+    state = _built(problem, process)
     share = ours = eager = 0.0
     sets = [
         (f"set {place + 1} of the inputs", problem.seed + place, args, bar)
@@ -289,6 +289,24 @@ def _values(problem: Problem, process: Process, path: str) -> AnswerReport:
     return AnswerReport(path, Judgement.RIGHT, None, len(problem.trials), share, ours, eager)
 
 
+def _built(
+    problem: Problem, process: Process, state: dict[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Build the answer's model with the problem's state, or another one, and return its state.
+
+    Raises _WrongError where its import or its constructor changes of the process what the
+    problem's leaves.
+    """
+    found = problem.build(process, state)
+    told = process.ask(asked_problem.changed_at_start)
+    for step, known in problem.changes_at_start.items():
+        others = [name for name in told.get(step, ()) if name not in known]
+        if others:
+            what = ", ".join(others)
+            raise _WrongError(f"its {step} changes {what}, which the problem's leaves as it is")
+    return found
+
+
 def _judge_other_parameters(problem: Problem, process: Process) -> None:
     """Judge the outputs on the first inputs with other parameters, as training leaves them, and
     once the problem's own are written into the same model, which has been called by then.
@@ -299,7 +317,7 @@ def _judge_other_parameters(problem: Problem, process: Process) -> None:
         return
     args, bar = problem.trials[0]
     asked = model_results, problem.seed, [*args, torch.float32]
-    problem.build(process, problem.moved)
+    _built(problem, process, problem.moved)
     problem.build(problem.reference, problem.moved)
     try:
         results = process.ask(*asked)
@@ -309,7 +327,7 @@ def _judge_other_parameters(problem: Problem, process: Process) -> None:
     process.ask(asked_problem.load_state, problem.state)
     where = "once other parameters are loaded into a model that has been called"
     _judged(bar, process.ask(*asked), where)
-    problem.build(process)
+    _built(problem, process)
 
 
 def _judge_what_is_outside(problem: Problem, process: Process) -> None:
@@ -324,7 +342,7 @@ def _judge_what_is_outside(problem: Problem, process: Process) -> None:
         raise _WrongError(
             f"a call changes {', '.join(others)}, which the problem's model leaves as it is"
         )
-    problem.build(process)
+    _built(problem, process)
 
 
 def _judge_what_stays(problem: Problem, process: Process) -> None:
@@ -333,7 +351,7 @@ def _judge_what_stays(problem: Problem, process: Process) -> None:
 
     Raises _WrongError.
     """
-    state = problem.build(process)
+    state = _built(problem, process)
     (first, _), (second, _) = problem.trials[:2]
     seed = problem.seed
     before = process.ask(asked_problem.kept_results, seed, [*first, torch.float32])
@@ -371,7 +389,7 @@ def _many_calls(problem: Problem, process: Process, budget_s: float) -> int:
 
     Raises _WrongError.
     """
-    problem.build(process)
+    _built(problem, process)
     sets = problem.trials[:2]
     process.ask(asked_problem.keep_several, [[*args, torch.float32] for args, _ in sets])
     accepted: list[list[Any] | None] = [None] * len(sets)

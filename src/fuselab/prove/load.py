@@ -204,6 +204,12 @@ def changed_by_import(op: FusedOp) -> list[str]:
     ]
 
 
+def changed_by_import_of(module: ModuleType) -> list[str]:
+    """Return what the import of a file changed in the state of the process, as
+    ``changed_by_import`` does."""
+    return list(_changed.get(module.__name__, ()))
+
+
 def _import_folder(folder: Path) -> ModuleType:
     """Import a kernel package by path under a unique package name."""
     refuse_blanks(folder)

@@ -41,6 +41,8 @@ class Problem:
     # The first inputs in another order, and with a few other elements, each with words for it.
     near: list[tuple[str, list[Any], Bar]] = field(default_factory=list)
     moved: dict[str, Tensor] = field(default_factory=dict)  # the state with other parameters
+    # What the file changes of the process, by its ``import`` and its ``constructor``.
+    changes_at_start: dict[str, list[str]] = field(default_factory=dict)
     changes_outside: list[str] = field(default_factory=list)  # of the process, by each call
     changes: list[str] = field(default_factory=list)  # the names of ``state`` that a call changes
     left: Bar | None = None  # the bar for what the first call leaves, if it changes any
@@ -55,6 +57,7 @@ class Problem:
             self.state = self.reference.ask(
                 asked_problem.build, self.initial, self.seed, self.device, None
             )
+            self.changes_at_start = self.reference.ask(asked_problem.changed_at_start)
             for number in range(count):
                 args = self.reference.ask(
                     asked_problem.problem_inputs, self.seed + number, self.device
