@@ -56,6 +56,10 @@ ANSWERS = {
     "zeros": "return torch.zeros_like(y)",
     "two": "return torch.softmax(y, 1), y",
     "writes_input": "x.mul_(2); return torch.softmax(y, 1)",
+    "restores": """
+        y = torch.softmax(nn.functional.linear(x.neg_(), -self.linear.weight, self.linear.bias), 1)
+        x.neg_()
+        return y""",
     "buffer": "return self.kept.setdefault(0, torch.empty_like(y)).copy_(torch.softmax(y, 1))",
     "ring": """
         self.kept.setdefault(0, [torch.empty_like(y) for _ in range(4)])
@@ -129,6 +133,7 @@ SAID = {
     "nothing": (WRONG, "is of type NoneType, not a tensor"),
     "two": (WRONG, "returns 2 outputs, the problem 1"),
     "writes_input": (WRONG, "writes to input 0"),
+    "restores": (WRONG, "a call writes to an input, and puts back what was there: on inputs in"),
     "buffer": (WRONG, "later calls write over the outputs of an earlier one"),
     "ring": (WRONG, "later calls write over the outputs of an earlier one"),
     "drifts": (WRONG, "a call changes linear.weight, which the problem's model leaves as it is"),
@@ -162,7 +167,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def judged(files: Path, names: list[str], limit_s: float = 60.0) -> list[AnswerReport]:
+def judged(
+    files: Path, names: list[str], limit_s: float = 60.0, are_right: bool | None = None
+) -> list[AnswerReport]:
     report = judge_problem.judge_problem(
         str(files / "problem.py"),
         [str(files / f"{name}.py") for name in names],
@@ -173,7 +180,7 @@ def judged(files: Path, names: list[str], limit_s: float = 60.0) -> list[AnswerR
         call_limit_s=limit_s,
         memory_gib=4.0,
     )
-    assert report.passed is (set(names) <= RIGHT)
+    assert report.passed is (set(names) <= RIGHT if are_right is None else are_right)
     return list(report.answers)
 
 
@@ -185,6 +192,16 @@ def test_every_answer_gets_its_verdict_and_why(files: Path) -> None:
         assert (said in str(answer.reason)) if said else answer.reason is None
     (loops,) = judged(files, ["loops"], limit_s=0.2)
     assert loops.verdict is FAILED and "did not end within 1 s" in str(loops.reason)
+
+
+def test_what_a_problem_does_to_its_inputs_an_answer_may_do(files: Path) -> None:
+    """The problem's own model writes to its input and puts it back here, which ends its process on
+    inputs that may only be read; the judge goes on with another one."""
+    body = ANSWERS["restores"]
+    last = "return torch.softmax(self.linear(x), dim=1)"
+    (files / "problem.py").write_text(PROBLEM.replace(last, body.strip()))
+    restores, right = judged(files, ["restores", "right"], are_right=True)
+    assert (restores.verdict, right.verdict) == (Judgement.RIGHT, Judgement.RIGHT)
 
 
 STATISTICS = """

@@ -82,9 +82,10 @@ def with_read_only_inputs(
     return with_gradients(held, places, given)
 
 
-def read_only(tensor: Tensor) -> Tensor:
-    """Return a copy of a CPU tensor with the same strides, in pages that may only be read; the
-    last byte is that of a page, behind which comes one that may not even be read."""
+def read_only(tensor: Tensor, at_end: bool = True) -> Tensor:
+    """Return a copy of a CPU tensor with the same strides, in pages that may only be read; its
+    last byte is that of a page, behind which comes one that may not even be read. Without
+    ``at_end`` it begins where a page does, aligned as PyTorch's own memory is at least."""
     if tensor.numel() == 0:
         return tensor
     steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -93,9 +94,10 @@ def read_only(tensor: Tensor) -> Tensor:
     count = extent * tensor.element_size()
     pages = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, pages + mmap.PAGESIZE)
-    whole = torch.frombuffer(memory, dtype=tensor.dtype, offset=pages - count, count=extent)
+    offset = pages - count if at_end else 0
+    whole = torch.frombuffer(memory, dtype=tensor.dtype, offset=offset, count=extent)
     whole.copy_(content)
-    begin = whole.data_ptr() - (pages - count)
+    begin = whole.data_ptr() - offset
     for start, length, rights in ((begin, pages, _READ), (begin + pages, mmap.PAGESIZE, 0)):
         if _mprotect(start, length, rights) != 0:
             raise OSError(ctypes.get_errno(), "mprotect")

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from fuselab.errors import TargetError
 from fuselab.op import tensors_in
-from fuselab.prove.arguments import Storages, copy_of_storage, mapped
+from fuselab.prove.arguments import Storages, copy_of_storage, filled, mapped
+from fuselab.prove.asked_edges import read_only
 from fuselab.prove.load import changed_by_import_of, import_file
 from fuselab.prove.process_state import ProcessState
 from fuselab.prove.start_state import StartState, steering
@@ -128,6 +129,13 @@ def model_results(held: HeldModel, seed: int, values: Sequence[Any]) -> list[Ten
     torch.manual_seed(seed)
     with torch.no_grad():
         return _tensors(model(*args))
+
+
+def read_only_results(held: HeldModel, seed: int, values: Sequence[Any]) -> list[Tensor]:
+    """Return the outputs of a call as ``model_results`` does, on inputs in memory that may only be
+    read; a call that writes there ends this process."""
+    tensors = [read_only(tensor, at_end=False) for tensor in tensors_in(values)]
+    return model_results(held, seed, filled(values, range(len(tensors)), tensors))
 
 
 def returned(held: HeldModel, seed: int, values: Sequence[Any]) -> str:

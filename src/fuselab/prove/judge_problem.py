@@ -286,7 +286,28 @@ def _values(problem: Problem, process: Process, path: str) -> AnswerReport:
     for place, (one, other) in enumerate(zip(before, after, strict=True)):
         if not torch.equal(one, storage_bytes(other)):
             raise _WrongError(f"a call writes to input {place}")
+    if problem.takes_read_only:
+        _judge_read_only_inputs(problem, process)
     return AnswerReport(path, Judgement.RIGHT, None, len(problem.trials), share, ours, eager)
+
+
+def _judge_read_only_inputs(problem: Problem, process: Process) -> None:
+    """Judge a call on inputs in memory that may only be read: one that writes to them, and puts
+    back what was there, ends its process.
+
+    Raises _WrongError.
+    """
+    args, bar = problem.trials[0]
+    try:
+        results = process.ask(asked_problem.read_only_results, problem.seed, [*args, torch.float32])
+    except CandidateError as error:
+        if not any(name in str(error) for name in ("SIGSEGV", "SIGBUS")):
+            raise
+        raise _WrongError(
+            "a call writes to an input, and puts back what was there: on inputs in memory that may "
+            f"only be read, {error}"
+        ) from error
+    _judged(bar, results, "inputs that may only be read")
 
 
 def _built(

@@ -44,6 +44,7 @@ class Problem:
     # What the file changes of the process, by its ``import`` and its ``constructor``.
     changes_at_start: dict[str, list[str]] = field(default_factory=dict)
     changes_outside: list[str] = field(default_factory=list)  # of the process, by each call
+    takes_read_only: bool = False  # inputs in memory that may only be read
     changes: list[str] = field(default_factory=list)  # the names of ``state`` that a call changes
     left: Bar | None = None  # the bar for what the first call leaves, if it changes any
 
@@ -80,6 +81,7 @@ class Problem:
             self.changes_outside = self.reference.ask(
                 asked_problem.changed_by_a_call, self.seed, values
             )
+            self.takes_read_only = self._takes_read_only(values)
             self.build(self.reference)
         except (RemoteError, CandidateError) as error:
             raise TargetError(
@@ -115,6 +117,17 @@ class Problem:
                 values,
                 arguments=lambda values: (self.seed, list(values)),
             )
+
+    def _takes_read_only(self, values: Sequence[Any]) -> bool:
+        """Return whether the problem's model runs on inputs in memory that may only be read, which
+        only a CPU's can be. A model that writes to them ends its process, which begins anew."""
+        if self.device.type != "cpu":
+            return False
+        try:
+            self.reference.ask(asked_problem.read_only_results, self.seed, values)
+        except (RemoteError, CandidateError):
+            return False
+        return True
 
     def fresh_inputs(self, chance: random.Random) -> list[Any] | None:
         """Draw inputs after another seed; None where the problem makes the same ones after any."""
