@@ -14,8 +14,12 @@ import torch
 from fuselab.cli.main import run
 from fuselab.errors import ArgumentError, TargetError
 from fuselab.measure.verdict import Outcome, verdict
-from fuselab.prove import accuracy, judge_problem, sandbox
+from fuselab.prove import accuracy, asked_problem, asked_timing, judge_problem, sandbox
+from fuselab.prove.asked_problem import PROBLEM as PROBLEM_CLASS
+from fuselab.prove.asked_timing import Change
+from fuselab.prove.held import CandidateError
 from fuselab.prove.judge_problem import AnswerReport, Judgement
+from fuselab.prove.processes import Process
 
 PROBLEM = """
 import torch
@@ -372,6 +376,21 @@ def test_a_right_answer_is_timed_beside_eager(files: Path) -> None:
     assert answer.speed.rounds == 12 and 1 <= answer.speed.judged_calls <= 12
     eager = answer.speed.against["eager"]
     assert eager["low"] <= eager["speedup"] <= eager["high"]
+
+
+def test_a_timed_question_waits_for_no_guard(files: Path) -> None:
+    """The guard's time would be subtracted from an answer's, whose process has none, and not from
+    eager's. What a timed call replaces is found after the next question that nobody times."""
+    text = PROBLEM.replace("return torch.softmax", "torch.relu = None; return torch.softmax")
+    (files / "problem.py").write_text(text)
+    cpu = torch.device("cpu")
+    with Process(str(files / "problem.py"), "reference", cpu, model=PROBLEM_CLASS) as process:
+        process.ask(asked_problem.build, [16], 1, cpu, None)
+        process.ask(asked_timing.prepare, [torch.rand(8, 16)], False)
+        process.ask(asked_timing.calls, 1, Change().plain)
+        process.ask(asked_timing.no_calls, 1, Change().plain)
+        with pytest.raises(CandidateError, match=r"replaces torch\.relu, by which it is judged"):
+            process.ask(asked_problem.state_of)
 
 
 def test_rounds_are_added_while_the_speed_is_uncertain(monkeypatch: pytest.MonkeyPatch) -> None:
