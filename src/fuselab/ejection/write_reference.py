@@ -246,6 +246,8 @@ def _copied(function: FunctionType, captured: Captured) -> tuple[str, str, str] 
             text = textwrap.dedent(inspect.getsource(one))
         except (OSError, TypeError):
             return False
+        if "def " not in text:  # a lambda under a name of its own
+            return False
         text = text[text.index("def ") :].rstrip()
         sources[one] = text
         for name in (*_global_names(one.__code__), *_names_in_defaults(text)):
