@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from comparing import compare_cpp, compare_interpreted
 from torch import Tensor
 
+import fuselab
 from fuselab.ejection.eject import eject
 from fuselab.prove.load import load_op
 from fuselab.runtime import interpreter
@@ -117,10 +118,10 @@ def test_long_rows_on_a_gpu(
     function: Callable[[Tensor], Tensor], dtype: torch.dtype, tmp_path: Path
 ) -> None:
     eject(function, values(5, 9), out=tmp_path / "long", name=f"long_{function.__name__}")
-    op = load_op(str(tmp_path / "long"))
+    operator = fuselab.operator(load_op(str(tmp_path / "long")))
     for rows, columns in ((300, 65_537), (2, 1_000_000), (3000, 1000)):
         x = values(rows, columns).to("cuda", dtype)
         exact = function(x.double())
-        found = op(x, implementation="triton").double()
+        found = operator(x, implementation="triton").double()
         near = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(found, exact, rtol=near, atol=near)
