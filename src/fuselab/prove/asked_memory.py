@@ -14,7 +14,15 @@ from torch import Tensor
 
 from fuselab.errors import FuselabError
 from fuselab.op import tensors_in
-from fuselab.prove.arguments import at, filled, tensor_names, with_own_copies, written_places
+from fuselab.prove.arguments import (
+    Storages,
+    at,
+    copy_of_storage,
+    filled,
+    tensor_names,
+    with_own_copies,
+    written_places,
+)
 from fuselab.prove.asked_calls import as_leaves, with_gradients
 from fuselab.prove.held import Held, results
 from fuselab.prove.load import changed_by_import
@@ -23,6 +31,8 @@ from fuselab.prove.process_state import ProcessState
 from fuselab.runtime.dispatch.overlap import overlaps_itself
 
 _SHARED = 3  # tensors that two forwards have in common, one after the other
+# Of the errors that autograd raises where a saved tensor, or an output that is a view, was written.
+_NOTICED = ("modified by an inplace operation", "has been modified inplace")
 
 
 def storage_bytes(tensor: Tensor) -> Tensor:
@@ -233,6 +243,33 @@ def several_backwards(
         if changed is not None:
             return {"changed": f"{changed} by the backward", "runs": []}
     return {"changed": None, "runs": runs}
+
+
+def gradients_after_write(
+    function: Callable[..., Any],
+    place: int,
+    fresh: Tensor,
+    places: Sequence[int],
+    values: Sequence[Any],
+) -> list[Tensor | None] | None:
+    """Return the gradients of a call after which ``fresh`` values were written into one tensor,
+    before the backward; None where autograd refuses the backward because of it.
+
+    ``place`` counts the tensors among the arguments and then the outputs. The version counter of
+    the tensor moves, as by any operator that works in place.
+    """
+    *args, upstream = values
+    known: Storages = {}
+    own = [copy_of_storage(tensor.detach(), known) for tensor in tensors_in(args)]
+    leaves = as_leaves(filled(args, range(len(own)), own), places)
+    outputs = outputs_in(function(*leaves))
+    try:
+        (*tensors_in(leaves), *outputs)[place].detach().copy_(fresh)
+        return list(pulled_back(outputs, at(leaves, places), upstream))
+    except RuntimeError as error:
+        if any(text in str(error) for text in _NOTICED):
+            return None
+        raise
 
 
 def changed_state(

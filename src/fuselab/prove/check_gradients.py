@@ -13,6 +13,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from fuselab.errors import DifferentiationError
 from fuselab.op import tensors_in
+from fuselab.prove.accuracy import Bar
 from fuselab.prove.arguments import at, moved_towards_middle, tensor_names
 from fuselab.prove.asked_calls import (
     as_leaves,
@@ -23,7 +24,7 @@ from fuselab.prove.asked_calls import (
     summed_gradients,
     with_gradients,
 )
-from fuselab.prove.asked_memory import several_backwards
+from fuselab.prove.asked_memory import gradients_after_write, several_backwards
 from fuselab.prove.asked_torch import numeric_derivatives
 from fuselab.prove.check_memory import same_bits
 from fuselab.prove.draw import LAYOUTS
@@ -32,6 +33,7 @@ from fuselab.prove.outputs import floating, output_names, upstream_names
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, judged
+from fuselab.runtime.dispatch.overlap import overlaps_itself
 
 # largest count of inputs for which gradcheck compares the Jacobian column by column
 _MOST_NUMBERS = 64
@@ -167,6 +169,78 @@ def _every_run_judged(
         if outcome.problem is not None:
             return outcome
     return outcome
+
+
+# Tensors into which a trial writes before a backward; each takes a call.
+_MOST_WRITES = 12
+
+
+def writes_are_noticed(subject: Subject, trial: Trial) -> Outcome:
+    """Judge the gradients of calls after which one argument, or one output, was written over in
+    place, before the backward.
+
+    Autograd refuses such a backward where it needs the tensor. A backward that is not refused gives
+    the gradients for the values of the forward, unless the reference's gives others itself.
+    """
+    places, upstream = subject.differentiable(trial.args), subject.upstream(trial)
+    bar, _ = call_bar(subject, trial, upstream)
+    outputs = bar.eager[: len(bar.eager) - len(places)]
+    values, outcome = [*trial.args, upstream], Outcome(untried=True)
+    for place, name, fresh in _writes(subject, trial, outputs):
+        asked = (gradients_after_write, place, fresh, places, values)
+        found = subject.candidate.ask(*asked)
+        if found is None:
+            outcome = Outcome() if outcome.untried else outcome
+            continue
+        after = f" after {name} was written over in place, which autograd was not told of,"
+        one = judged(bar, [*outputs, *found], after=after)
+        if one.problem is not None and _is_noticed_by_eager(subject, bar, outputs, asked):
+            return one
+        outcome = one if one.problem is None else outcome
+    return outcome
+
+
+def _is_noticed_by_eager(
+    subject: Subject, bar: Bar, outputs: Sequence[Tensor | None], asked: Sequence[Any]
+) -> bool:
+    """Return whether the reference's backward is refused after a write, or right in spite of
+    it."""
+    found = subject.reference.ask(*asked)
+    return found is None or judged(bar, [*outputs, *found]).problem is None
+
+
+def _writes(
+    subject: Subject, trial: Trial, outputs: Sequence[Tensor | None]
+) -> list[tuple[int, str, Tensor]]:
+    """Return the tensors to write over: the place of each among the arguments and then the outputs,
+    its name, and its new values.
+
+    Floating values move towards 0.5. Integers, which have to be valid, are those of another draw
+    with the same choices.
+    """
+    tensors, names = tensors_in(trial.args), tensor_names(subject.op, trial.args)
+    moved = tensors_in(moved_towards_middle(trial.args, range(len(tensors))))
+    again = None if all(map(torch.is_floating_point, tensors)) else subject.redrawn(trial)
+    drawn = tensors if again is None else tensors_in(again.args)
+    found = []
+    for place, (tensor, name) in enumerate(zip(tensors, names, strict=True)):
+        fresh = moved[place] if tensor.is_floating_point() else None
+        if fresh is None and len(drawn) == len(tensors):
+            fresh = drawn[place]
+        if fresh is not None and _can_take(tensor, fresh):
+            found.append((place, name, fresh))
+    for number, (name, output) in enumerate(zip(output_names(subject.op), outputs, strict=True)):
+        if output is not None and output.is_floating_point() and output.numel():
+            fresh = output.detach() * 0.75 + 0.125
+            found.append((len(tensors) + number, f"the {name}", fresh))
+    start = trial.draw.below(max(1, len(found) - _MOST_WRITES + 1))
+    return found[start : start + _MOST_WRITES]
+
+
+def _can_take(tensor: Tensor, fresh: Tensor) -> bool:
+    """Return whether values can be written into a tensor and change it."""
+    alike = fresh.shape == tensor.shape and fresh.dtype == tensor.dtype
+    return alike and not overlaps_itself(tensor) and not torch.equal(fresh, tensor)
 
 
 # Beyond this many tensors only some subsets of them are asked for their gradients.
@@ -368,6 +442,18 @@ CHECKS = (
         quick=4,
         full=12,
         max_numel=4096,
+        applies=has_gradient,
+    ),
+    # A backward after a tensor was written over.
+    Check(
+        "writes before backward",
+        writes_are_noticed,
+        layouts=("contiguous", "transposed"),
+        quick=4,
+        full=12,
+        max_numel=512,
+        non_empty=True,
+        shrink_tries=20,
         applies=has_gradient,
     ),
     # A gradient for one input alone.

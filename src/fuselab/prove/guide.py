@@ -42,7 +42,7 @@ _CHECKS = {
     ),
     "A gradient misses the bar": (
         *("gradient present", "gradients", "upstream", "upstream overflow", "summed"),
-        *("some gradients", "backward twice"),
+        *("some gradients", "backward twice", "writes before backward"),
     ),
     "Second derivatives": ("second derivative", "gradient penalty", "gradcheck"),
     "Inside PyTorch": ("operator", "compile", "compiled gradients", "autocast", "torch.func"),

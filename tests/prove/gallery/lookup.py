@@ -80,6 +80,7 @@ def make_op(
     device: str = "cpu",
     forward: Callable[..., Any] = forward,
     backward: Callable[..., Any] = backward,
+    save: Callable[..., tuple[Any, ...]] = save,
 ) -> FusedOp:
     """The honest operator, or one with a part of it replaced, under ``gallery::name``."""
     return honest.make_op(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fuselab.op import FusedOp, Gradient
-from gallery import honest, wrong
+from gallery import honest, lookup, wrong
 from gallery.honest import make_op, wide
 from gallery.wrong import Exhibit, as_if_contiguous
 
@@ -128,6 +128,34 @@ def scale_of_the_last_forward(device: str) -> FusedOp:
         return grads if is_last else tuple(None if grad is None else grad * 2 for grad in grads)
 
     return make_op("scale_of_the_last_forward", device, forward, backward)
+
+
+def _hidden(tensor: Tensor) -> Tensor:
+    try:
+        return tensor.data
+    except RuntimeError:  # of a fake tensor
+        return tensor
+
+
+@caught_by("writes before backward")
+def saved_without_a_version(device: str) -> FusedOp:
+    """Saves ``input.data``: autograd does not notice that the input was written over since."""
+
+    def save(output: Tensor, input: Tensor, bias: Tensor, scale: float) -> tuple[Any, ...]:
+        return _hidden(input), bias, scale
+
+    declared = Gradient(save, honest.gradient_reference)
+    return make_op("saved_without_a_version", device, gradient=declared)
+
+
+@caught_by("writes before backward")
+def ids_saved_without_a_version(device: str) -> FusedOp:
+    """Saves the ids of a lookup as their ``.data``: other rows get the gradient after a write."""
+
+    def save(output: Tensor, tables: Sequence[Tensor], ids: Tensor) -> tuple[Any, ...]:
+        return tables, _hidden(ids)
+
+    return lookup.make_op("ids_saved_without_a_version", device, save=save)
 
 
 @caught_by("autocast")
