@@ -20,6 +20,7 @@ from gallery import (
     wrong_gradients,
     wrong_kinds,
     wrong_memory,
+    wrong_options,
     wrong_outputs,
     wrong_patterns,
     wrong_sizes,
@@ -49,6 +50,7 @@ NARROW = [
     *wrong_memory.EXHIBITS,
     *wrong_declarations.EXHIBITS,
     *wrong_kinds.EXHIBITS,
+    *wrong_options.EXHIBITS,
     *wrong_patterns.EXHIBITS,
 ]
 OTHERS: dict[str, Callable[[str, str], FusedOp]] = {

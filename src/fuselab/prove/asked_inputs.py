@@ -7,10 +7,12 @@ and never an implementation.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import random
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -125,6 +127,85 @@ def refusal_of(held: Held, args: Sequence[Any]) -> str | None:
 def unsupported(held: Held, implementation: str, args: Sequence[Any]) -> str | None:
     """Return why the operator or the implementation does not take ``args``, or None."""
     return refusal_of(held, args) or dispatch.why_not(held.op, implementation, args)
+
+
+_DIMENSION = re.compile(r"(start_|end_)?(dim|axis)s?\d*")
+
+
+def option_names(held: Held) -> tuple[str, ...]:
+    """Return the names of the parameters that are options: all but floats and tensors that a call
+    must have."""
+    return tuple(
+        name
+        for name, parameter in held.op.signature.parameters.items()
+        if parameter.annotation not in (Tensor, Sequence[Tensor], float)
+    )
+
+
+def other_options(
+    held: Held, args: Sequence[Any], seen: Mapping[str, Sequence[str]]
+) -> list[dict[str, Any]]:
+    """Return calls that differ from ``args`` in options: for each, the new values by name.
+
+    They are the call with every option at its default; each bool the other way; each dimension
+    counted from the other end; float32 and float64 for each dtype; each optional argument left out;
+    each optional tensor given, with the values of another argument. Apart from the first, a call
+    is left out where ``seen``, values by name in the words of ``shown``, has several values of the
+    option, or of a dimension the other one.
+    """
+    options, names = option_names(held), held.op.parameters
+    given = dict(zip(names, args, strict=True))
+    parameters = held.op.signature.parameters
+    defaults = {
+        name: parameters[name].default
+        for name in options
+        if parameters[name].default is not inspect.Parameter.empty
+        and shown(parameters[name].default) != shown(given[name])
+    }
+    found = [defaults] if defaults else []
+    first = next(iter(tensors_in(args)), None)
+    for name in options:
+        value, annotation = given[name], parameters[name].annotation
+        if first is not None and _DIMENSION.fullmatch(name):
+            turned = _turned(value, first.ndim)
+            if turned is not None and shown(turned) not in seen.get(name, ()):
+                found.append({name: turned})
+        if len(seen.get(name, ())) > 1:
+            continue
+        if annotation is bool:
+            found.append({name: not value})
+        elif annotation is torch.dtype or torch.dtype in get_args(annotation):
+            found += [{name: dtype} for dtype in (torch.float32, torch.float64) if dtype != value]
+        elif type(None) in get_args(annotation) and value is not None:
+            found.append({name: None})
+        elif annotation == Tensor | None:
+            found += [{name: tensor} for tensor in _tensors_like(args)]
+    return [one for number, one in enumerate(found) if not number or one != defaults]
+
+
+def shown(value: Any) -> str:
+    """Return a value of an option as text, of a tensor that it is one."""
+    return "a tensor" if isinstance(value, Tensor) else repr(value)
+
+
+def _turned(value: Any, ndim: int) -> Any:
+    """Return a dimension, or several, counted from the other end; None where it is none."""
+    if isinstance(value, (tuple, list)):
+        several = [_turned(one, ndim) for one in value]
+        return None if not several or None in several else tuple(several)
+    if not isinstance(value, int) or isinstance(value, bool) or not -ndim <= value < ndim:
+        return None
+    return value - ndim if value >= 0 else value + ndim
+
+
+def _tensors_like(args: Sequence[Any]) -> list[Tensor]:
+    """Return tensors that an optional argument might be: the last row of the first floating
+    argument, and a copy of it."""
+    first = next((one for one in tensors_in(args) if one.is_floating_point()), None)
+    if first is None or not first.ndim or not first.numel():
+        return []
+    rows = first.detach().reshape(-1, first.shape[-1])
+    return [rows[-1].clone(), first.detach().clone()]
 
 
 def support_by_values(held: Held, implementation: str, args: Sequence[Any]) -> str | None:

@@ -22,7 +22,7 @@ from fuselab.prove.asked_edges import (
     with_read_only_inputs,
     written_beyond,
 )
-from fuselab.prove.asked_inputs import unsupported
+from fuselab.prove.asked_inputs import option_names, other_options, shown, unsupported
 from fuselab.prove.asked_memory import storage_bytes
 from fuselab.prove.check_memory import same_bits
 from fuselab.prove.draw import LAYOUTS, lay_out
@@ -34,6 +34,7 @@ from fuselab.prove.trials import Check, Outcome, call_bar, has_gradient, is_hurr
 
 _SCALE_BITS = 64  # log2 of the factor between upstream gradients that overflow and that do not
 _HURRIED_FLOATS = 2  # other floats, with --quick under the interpreter
+_OPTION_DRAWS = 24  # inputs that are drawn to see which options vary
 _FLOAT_STEPS = 12  # factors of 4 above 16, and below a 16th, that a float is given
 _VAST_BITS = 104  # the square of 2^104 overflows in float32, and its product with 2^12 does not
 _NAN_KIND = 2  # of the special values that an upstream gradient has
@@ -269,6 +270,59 @@ def _takes_floats(subject: Subject) -> tuple[Verdict, str] | None:
     return None if subject.op.float_parameters else (Verdict.SKIPPED, "it takes no float")
 
 
+def other_options_are_right(subject: Subject, trial: Trial) -> Outcome:
+    """Judge calls with options that no input drawn has: the defaults, a bool the other way, an
+    optional argument left out or given, a dimension counted from the other end.
+
+    An option of which the inputs drawn have one value, and for which no other was taken, is told of
+    as one that was never varied.
+    """
+    seen = _options_drawn(subject)
+    outcome, varied = Outcome(untried=True), {name for name, some in seen.items() if len(some) > 1}
+    for changed in subject.reference.ask(other_options, list(trial.args), seen):
+        if set(changed) <= varied and any(isinstance(one, Tensor) for one in changed.values()):
+            continue  # a tensor of another shape was taken
+        named = zip(subject.op.parameters, trial.args, strict=True)
+        args = [changed.get(name, value) for name, value in named]
+        how = ", ".join(f"{name}={shown(value)}" for name, value in changed.items())
+        other = _taken_is_right(subject, trial, args, f" with {how}")
+        if other.problem is not None:
+            return other
+        if not other.untried:
+            varied |= set(changed)
+            outcome = other if outcome.untried or outcome.refused is not None else outcome
+    unvaried = [name for name in seen if name not in varied]
+    return replace(outcome, unvaried=unvaried, untried=outcome.untried and bool(unvaried))
+
+
+def _options_drawn(subject: Subject) -> dict[str, list[str]]:
+    """Return the values that each option has among some inputs drawn and the operator's cases."""
+    drawn = subject.draw_together(
+        "coverage",
+        range(_OPTION_DRAWS),
+        [None] * _OPTION_DRAWS,
+        layouts=("contiguous",),
+        values=("normal",),
+        max_numel=512,
+    )
+    cases = [subject.from_case("coverage", case) for case in subject.small_cases()]
+    calls = [
+        dict(zip(subject.op.parameters, one.args, strict=True))
+        for one in (*drawn, *cases)
+        if one is not None
+    ]
+    return {
+        name: sorted({shown(call[name]) for call in calls})
+        for name in subject.reference.ask(option_names)
+    }
+
+
+def _takes_options(subject: Subject) -> tuple[Verdict, str] | None:
+    if subject.reference.ask(option_names):
+        return None
+    return Verdict.SKIPPED, "it takes no option"
+
+
 # Dimensions that are put before those of a tensor; those of size 1 hide no stride.
 _LEADING = ((2,), (2, 1), (1, 2, 2), (2, 1, 1, 2), (1, 2, 1, 1, 2))
 
@@ -323,12 +377,14 @@ def _taken_is_right(
     """Judge a call with arguments that the operator's draw does not give, if everything that the
     operator declares, and the reference, takes them, where ``finite`` with numbers for results. Any
     error is a refusal."""
-    if subject.reference.ask(unsupported, subject.implementation, list(args)) is not None:
-        return Outcome(untried=True)
     try:
+        if subject.reference.ask(unsupported, subject.implementation, list(args)) is not None:
+            return Outcome(untried=True)
         bar, asked = call_bar(subject, replace(trial, args=tuple(args)))
-    except (RemoteError, RuntimeError, TypeError, ValueError, IndexError):
-        return Outcome(untried=True)  # the reference does not take them
+    except CandidateError:
+        raise
+    except Exception:
+        return Outcome(untried=True)  # the reference, or what is declared, does not take them
     if finite and not all(
         one is None or bool(one.isfinite().all()) for one in (*bar.eager, *bar.exact)
     ):
@@ -494,6 +550,16 @@ CHECKS = (
         full=12,
         max_numel=256,
         applies=_takes_floats,
+        non_empty=True,
+    ),
+    # Options that the operator does not draw.
+    Check(
+        "other options",
+        other_options_are_right,
+        quick=4,
+        full=12,
+        max_numel=256,
+        applies=_takes_options,
         non_empty=True,
     ),
     # More dimensions than the operator draws, and none.

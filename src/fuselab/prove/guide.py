@@ -12,6 +12,7 @@ _CHECKS = {
             "other dtypes",
             "mixed dtypes",
             "other floats",
+            "other options",
             "dimensions",
             "whole",
             "huge",

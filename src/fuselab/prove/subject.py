@@ -41,20 +41,21 @@ class Trial:
         draw. ``args`` are shown in place of the trial's, where a call was made with others."""
         lines = []
         notes = list(self.draw.notes)
-        names = iter(tensor_names(op, self.args))
-        shown = iter(tensors_in(self.args if args is None else args))
-        for name, value in zip(op.parameters, self.args, strict=True):
-            tensors = tensors_in((value,))
+        given = self.args if args is None else args
+        names = iter(tensor_names(op, given))
+        for name, value, shown in zip(op.parameters, self.args, given, strict=True):
+            drawn, tensors = tensors_in((value,)), tensors_in((shown,))
             if not tensors:
-                lines.append(f"{name}={value!r}")
-            for tensor in tensors:
+                lines.append(f"{name}={shown!r}")
+            for place in range(max(len(drawn), len(tensors))):
                 # The note of a drawn tensor also says which kind of values it holds.
-                text = f"{describe(tensor)} "
-                note = next((note for note in notes if note.startswith(text)), text)
+                text = f"{describe(drawn[place])} " if place < len(drawn) else ""
+                note = next((note for note in notes if text and note.startswith(text)), text)
                 if note != text:
                     notes.remove(note)
-                line = f"{next(names)}: {describe(next(shown))} {note.removeprefix(text)}"
-                lines.append(line.rstrip())
+                if place < len(tensors):
+                    line = f"{next(names)}: {describe(tensors[place])} {note.removeprefix(text)}"
+                    lines.append(line.rstrip())
         return (*lines, *(f"upstream: {note}" for note in notes))
 
 

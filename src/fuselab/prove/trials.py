@@ -38,7 +38,8 @@ class Outcome:
     question has no meaning for these inputs. ``not_judged`` says why the trial could not give an
     answer; it makes the whole check NOT JUDGED, unless another trial fails. ``tries`` bounds the
     search for a smaller case where each try is dear. ``args`` are the arguments of the call that
-    failed, where they are not those of the trial.
+    failed, where they are not those of the trial. ``unvaried`` names options that the trial could
+    not vary; those that all trials name are told of beside the verdict.
     """
 
     problem: str | None = None
@@ -50,6 +51,7 @@ class Outcome:
     not_judged: str | None = None
     tries: int | None = None
     args: Sequence[Any] | None = None
+    unvaried: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Check:
     together: Literal["", "results", "gradients"] = ""
 
 
+_ONE_VALUE = "of which draw gives one value, and no other was taken"
 _COPIES_OF_A_SEARCH = 4
 _TRIES_AFTER_A_DEATH = 12  # each starts a process, which takes up to a second
 _WIDE_DRAWS = 6  # after so many, a large trial may have short rows
@@ -124,6 +127,7 @@ def run_check(
     tried, untried, refused, made, unsupported = 0, 0, None, 0, 0
     not_judged = None
     worst = Outcome()
+    unvaried: list[str] | None = None
     count = planned_trials(subject, check)
     if check.source == "cases":
         count = len(subject.small_cases())
@@ -132,6 +136,9 @@ def run_check(
         if trial is None:
             unsupported += 1
             continue
+        if outcome.unvaried is not None:
+            left = outcome.unvaried
+            unvaried = [name for name in left if unvaried is None or name in unvaried]
         if outcome.untried:
             untried += 1
             continue
@@ -147,19 +154,22 @@ def run_check(
         if outcome.problem is not None:
             return _failure(subject, check, label, trial, outcome, tried)
     planned = count - made if case is None else 0
+    told = f"never varied: {', '.join(unvaried)} ({_ONE_VALUE})" if unvaried else None
     if not_judged is not None:
         return Result(check.name, Verdict.NOT_JUDGED, not_judged, unsupported=unsupported)
     if tried == 0:
         if refused is not None:
             return Result(check.name, Verdict.PASS, refused)
         reason = "the implementation supports no input drawn"
-        if untried:
+        if told is not None:
+            reason = told
+        elif untried:
             reason = "the question has no meaning for any input drawn"
         return Result(check.name, Verdict.NOT_JUDGED, reason, unsupported=unsupported)
     return Result(
         check.name,
         Verdict.PASS,
-        refused,
+        "; ".join(text for text in (refused, told) if text is not None) or None,
         tried,
         worst.ours_ulp,
         worst.eager_ulp,
