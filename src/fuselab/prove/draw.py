@@ -32,6 +32,7 @@ _SIZES: tuple[int, ...] = (
 # Numbers of elements above which faults have been found: indices in 12, 16 and 17 bits, grids that
 # end at 65535, and sums that are split. Each is exceeded by the sizes drawn for it.
 LARGE = (1 << 12, 1 << 16, 1 << 17, 1 << 20)
+LARGEST_TURN = len(LARGE) - 1  # the first turn of a large draw that takes the last of them
 _SMALL = (1, 2, 3, 5, 7)
 # log2 of a number of elements up to which float32 counts one by one, and how many sixths of it the
 # first drawn size has, the second one having the rest: what a kernel does above two sizes shows

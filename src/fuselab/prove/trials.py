@@ -62,12 +62,13 @@ class Check:
     trials. ``applies(subject)`` returns None, or a verdict and the reason why the check cannot be
     made. ``source`` is where trials come from; ``shrink_tries`` bounds the search for the smallest
     failing case. With ``once``, --quick makes the check in the first dtype only. With ``turns``,
-    layouts and values are taken in turn instead of by chance. With ``swept``, one size is of a long
-    list, which is taken in turn, or with --quick by chance. With ``non_empty``, inputs without
-    elements are drawn anew, and those of which none has ``least_numel`` elements. One that
-    ``repeats`` calls the implementation dozens of times in each trial. With ``simplest``, the first
-    trial is the simplest there is: every size is 1. With ``together``, a trial judges the results
-    of a call, or its results and gradients, and nothing else, so that many are made in one message.
+    layouts and values are taken in turn instead of by chance, from ``first_turn`` on. With
+    ``swept``, one size is of a long list, which is taken in turn, or with --quick by chance. With
+    ``non_empty``, inputs without elements are drawn anew, and those of which none has
+    ``least_numel`` elements. One that ``repeats`` calls the implementation dozens of times in each
+    trial. With ``simplest``, the first trial is the simplest there is: every size is 1. With
+    ``together``, a trial judges the results of a call, or its results and gradients, and nothing
+    else, so that many are made in one message.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Check:
     shrink_tries: int = 60
     once: bool = False
     turns: bool = False
+    first_turn: int = 0
     non_empty: bool = False
     least_numel: int = 0
     large: bool = False
@@ -163,6 +165,11 @@ def run_check(
         reason = "the implementation supports no input drawn"
         if told is not None:
             reason = told
+        elif untried and planned:
+            reason = (
+                f"no time was left for it: {made} of {count} trials were made, and the question "
+            )
+            reason += "has no meaning for their inputs"
         elif untried:
             reason = "the question has no meaning for any input drawn"
         return Result(check.name, Verdict.NOT_JUDGED, reason, unsupported=unsupported)
@@ -380,7 +387,7 @@ def _turn_of(subject: Subject, check: Check, index: int) -> int | None:
     if not check.turns:
         return None
     if not (check.swept and subject.quick):
-        return index
+        return index + check.first_turn
     if not subject.first or subject.interpreted or subject.device.type == "cuda":
         return None
     count = len(QUICK_SWEEPS) * SMALL_SWEPT
