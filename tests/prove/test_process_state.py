@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,23 @@ def test_settings_hooks_and_attributes_are_given_back() -> None:
     state.restore()
     assert state.changed() == []
     assert not torch._dynamo.config.suppress_errors and not hasattr(torch, "gallery_ready")
+
+
+def test_settings_that_few_know_are_given_back() -> None:
+    state = ProcessState()
+    digits = sys.get_int_max_str_digits()
+    torch.sparse.check_sparse_tensor_invariants.enable()
+    torch.distributions.Distribution.set_default_validate_args(False)
+    sys.set_int_max_str_digits(700)
+    threading.stack_size(1 << 20)
+    assert state.changed() == [
+        "settings of PyTorch (check_sparse_tensor_invariants, distributions.validate_args)",
+        "settings of Python (sys.set_int_max_str_digits, threading.stack_size)",
+    ]
+    state.restore()
+    assert state.changed() == []
+    assert not torch.sparse.check_sparse_tensor_invariants.is_enabled()
+    assert sys.get_int_max_str_digits() == digits
 
 
 def test_a_filter_for_one_message_hides_little() -> None:

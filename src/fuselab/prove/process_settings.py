@@ -26,11 +26,14 @@ _NAMED_ELSEWHERE = {
     *("cudnn_enabled", "cudnn_benchmark", "mkldnn_enabled", "deterministic_algorithms"),
     *("thread_name", "tracing_state"),
 }
+# Getters without "get" in their names.
+_GETTERS = ("_check_sparse_tensor_invariants",)
 # Setters whose names do not follow from those of their getters.
 _SETTERS = {
     f"{kind}_sdp_enabled": f"_set_sdp_use_{kind}"
     for kind in ("flash", "mem_efficient", "math", "cudnn", "fa3", "overrideable")
 }
+_DISTRIBUTION: Any = torch.distributions.Distribution
 _GRACE_S = 0.5  # for threads that are about to end
 
 
@@ -39,8 +42,8 @@ def _switches() -> dict[str, tuple[Callable[[], Any], Callable[..., Any]]]:
     """Return what reads and what sets every setting of PyTorch that its C++ code keeps."""
     found = {}
     for name in dir(torch._C):
-        setting = name.removeprefix("_get_")
-        if setting == name or setting in _NAMED_ELSEWHERE:
+        setting = name.removeprefix("_get_").removeprefix("_")
+        if not (name.startswith("_get_") or name in _GETTERS) or setting in _NAMED_ELSEWHERE:
             continue
         setter = getattr(torch._C, _SETTERS.get(setting, f"_set_{setting}"), None)
         if setter is not None and _read(getattr(torch._C, name)) is not None:
@@ -64,6 +67,7 @@ def of_torch() -> dict[str, Any]:
     settings["deterministic_warn_only"] = torch.is_deterministic_algorithms_warn_only_enabled()
     settings["opt_einsum"] = torch.backends.opt_einsum.enabled
     settings["sharing_strategy"] = torch.multiprocessing.get_sharing_strategy()
+    settings["distributions.validate_args"] = _DISTRIBUTION._validate_args
     return settings
 
 
@@ -82,6 +86,7 @@ def restore_of_torch(before: dict[str, Any]) -> None:
         )
     torch.backends.opt_einsum.enabled = before["opt_einsum"]
     torch.multiprocessing.set_sharing_strategy(before["sharing_strategy"])
+    _DISTRIBUTION._validate_args = before["distributions.validate_args"]
 
 
 _LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
@@ -91,12 +96,22 @@ _LISTS: dict[str, Callable[[], list[Any]]] = {
     "sys.path_hooks": lambda: sys.path_hooks,
     "gc.callbacks": lambda: gc.callbacks,
 }
+# Settings of Python, by the name of what sets them: what reads each, and what sets it.
+_OF_PYTHON: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "sys.set_int_max_str_digits": (sys.get_int_max_str_digits, sys.set_int_max_str_digits),
+    "sys.setdlopenflags": (sys.getdlopenflags, sys.setdlopenflags),
+    "sys.set_coroutine_origin_tracking_depth": (
+        sys.get_coroutine_origin_tracking_depth,
+        sys.set_coroutine_origin_tracking_depth,
+    ),
+    "threading.stack_size": (threading.stack_size, threading.stack_size),
+}
 
 
 def of_python() -> dict[str, Any]:
     """Return settings of Python, and of its process, under their names: where modules come from,
     timers, limits, the functions that new threads call for every line, the arithmetic of decimal
-    numbers, the patience of sockets."""
+    numbers, the patience of sockets, the longest integer that becomes text."""
     settings: dict[str, Any] = {name: list(read()) for name, read in _LISTS.items()}
     settings |= {
         "a timer": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
@@ -107,6 +122,7 @@ def of_python() -> dict[str, Any]:
         "socket.setdefaulttimeout": socket.getdefaulttimeout(),
     }
     settings |= {name: resource.getrlimit(limit) for name, limit in _LIMITS.items()}
+    settings |= {name: read() for name, (read, _) in _OF_PYTHON.items()}
     return settings
 
 
@@ -132,6 +148,8 @@ def restore_of_python(before: dict[str, Any]) -> None:
     context = decimal.getcontext()
     context.prec, context.rounding, context.Emin, context.Emax = before["decimal.getcontext"]
     socket.setdefaulttimeout(before["socket.setdefaulttimeout"])
+    for name, (_, write) in _OF_PYTHON.items():
+        write(before[name])
 
 
 @functools.cache

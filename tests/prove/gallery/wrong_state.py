@@ -346,3 +346,23 @@ def process_that_stays(device: str) -> FusedOp:
             started.append(subprocess.Popen(["sleep", "20"]))
 
     return changing("process_that_stays", device, start)
+
+
+@caught_by("global state")
+def sparse_invariants_checked(device: str) -> FusedOp:
+    """Makes every later sparse tensor check its indices, which takes time."""
+    change = torch.sparse.check_sparse_tensor_invariants.enable
+    return changing("sparse_invariants_checked", device, change)
+
+
+@caught_by("global state")
+def distributions_unchecked(device: str) -> FusedOp:
+    """Lets every later distribution take parameters that are none."""
+    change = functools.partial(torch.distributions.Distribution.set_default_validate_args, False)
+    return changing("distributions_unchecked", device, change)
+
+
+@caught_by("global state")
+def long_integers_refused(device: str) -> FusedOp:
+    change = functools.partial(sys.set_int_max_str_digits, 700)
+    return changing_backward("long_integers_refused", device, change)
