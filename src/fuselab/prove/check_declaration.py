@@ -12,7 +12,7 @@ from fuselab.prove.accuracy import as_rows, error_of_rows, magnitude_of_rows, ul
 from fuselab.prove.arguments import mapped
 from fuselab.prove.asked_inputs import declared_cost, peer_results, support_by_values
 from fuselab.prove.draw import LAYOUTS
-from fuselab.prove.held import results
+from fuselab.prove.held import fault_of, is_of_reference, results
 from fuselab.prove.result import Verdict
 from fuselab.prove.subject import Subject, Trial
 from fuselab.prove.trials import Check, Outcome
@@ -199,7 +199,14 @@ def eager_is_near(subject: Subject, trial: Trial) -> Outcome:
         subject.draw("eager", index, ("contiguous",), ("normal",), max_numel=4096)
         for index in range(1, _ROUGH_DRAWS)
     )
-    errors = [_error_of_eager(subject, one) for one in (trial, *others) if one is not None]
+    errors = []
+    for one in filter(None, (trial, *others)):
+        try:
+            errors.append(_error_of_eager(subject, one))
+        except Exception as error:
+            if one is trial or not is_of_reference(error):
+                raise
+            return Outcome(fault_of(error, 200), tries=0, args=one.args, of_declaration=True)
     errors.sort(key=lambda found: found[0])
     typical, dtype = errors[(len(errors) - 1) // 2]
     if typical > ROUGH_ULPS and math.isfinite(typical) and dtype is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 PAGE = "docs/check.md"
+OF_DECLARATION = "The declaration does not fit"
 
 _CHECKS = {
     "A value misses the bar": (
@@ -47,7 +48,7 @@ _CHECKS = {
     ),
     "Second derivatives": ("second derivative", "gradient penalty", "gradcheck"),
     "Inside PyTorch": ("operator", "compile", "compiled gradients", "autocast", "torch.func"),
-    "The declaration does not fit": ("coverage", "cost", "peers", "eager"),
+    OF_DECLARATION: ("coverage", "cost", "peers", "eager"),
     "Builds, streams and graphs": ("build", "stream", "CUDA graph", "run", "interpreter"),
 }
 _SECTIONS = {check: section for section, checks in _CHECKS.items() for check in checks}

@@ -115,7 +115,12 @@ class Here:
 
     def ask(self, procedure: Callable[..., Any], *args: Any) -> Any:
         """Run ``procedure`` in this process."""
-        return answer(self.held, procedure, *args)
+        try:
+            return answer(self.held, procedure, *args)
+        except Exception as error:
+            if isinstance(self.held, Held) and self.held.implementation is None:
+                vars(error)["of_reference"] = calls_the_reference(procedure)
+            raise
 
     def renew(self) -> bool:
         """Return False."""
@@ -153,11 +158,13 @@ class RemoteError(Exception):
     """An error that a procedure raised in another process.
 
     ``kinds`` are the names of its classes, the most special first. They are what that process says.
+    ``of_reference`` tells that the procedure called the reference, and not the implementation.
     """
 
-    def __init__(self, kinds: Sequence[str], text: str) -> None:
+    def __init__(self, kinds: Sequence[str], text: str, of_reference: bool = False) -> None:
         super().__init__(text)
         self.kinds = tuple(kinds)
+        self.of_reference = of_reference
 
 
 class CandidateError(Exception):
@@ -169,6 +176,17 @@ class CandidateError(Exception):
     def __init__(self, text: str, hangs: bool = False) -> None:
         super().__init__(text)
         self.hangs = hangs
+
+
+def calls_the_reference(procedure: Callable[..., Any]) -> bool:
+    """Return whether a procedure, in the reference's process, calls the reference; those of
+    ``asked_inputs`` call what else the operator declares."""
+    return not procedure.__module__.endswith(".asked_inputs")
+
+
+def is_of_reference(error: BaseException) -> bool:
+    """Return whether the reference raised an error, in this process or in its own."""
+    return bool(getattr(error, "of_reference", False))
 
 
 def is_a(error: BaseException, *kinds: type[BaseException]) -> bool:
@@ -201,6 +219,9 @@ def fault_of(error: BaseException, most: int) -> str:
         return _first_line(error)
     if "0 active drivers" in str(error):
         return "launches a Triton kernel, which needs a GPU, and there is none here"
+    if is_of_reference(error):
+        advice = "let validate or draw leave such inputs out"
+        return f"the reference raised {said(error, most)}; {advice}"
     return f"raised {said(error, most)}"
 
 

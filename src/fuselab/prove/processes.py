@@ -29,7 +29,7 @@ import torch
 
 from fuselab.errors import TargetError
 from fuselab.prove import wire
-from fuselab.prove.held import CandidateError, RemoteError
+from fuselab.prove.held import CandidateError, RemoteError, calls_the_reference
 from fuselab.runtime import interpreter
 
 _START_S = 120.0  # importing torch takes 2 s, more on a busy machine
@@ -273,7 +273,8 @@ class Process:
         self._refuse_prints(procedure.__name__)
         if told is not None:
             kinds, text, _ = _told(told)
-            raise RemoteError(kinds, text)
+            of_reference = self.role == "reference" and calls_the_reference(procedure)
+            raise RemoteError(kinds, text, of_reference)
         replaced = _names(reply.get("replaced"))
         if replaced:
             raise CandidateError(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from fuselab.notebook import ShownInNotebooks
-from fuselab.prove.guide import PAGE, section_of
+from fuselab.prove.guide import OF_DECLARATION, PAGE, section_of
 
 
 class Verdict(enum.StrEnum):
@@ -30,7 +30,8 @@ class Result:
     because the operator or the implementation does not take them. ``share_of_bar`` is our error
     over the allowed one in the row where that ratio is largest; ``ours_ulp`` and ``eager_ulp`` are
     that row's errors, in ulp of it. A failure carries the smallest failing ``case`` and how to
-    repeat it. ``seconds`` is the time that the check took.
+    repeat it. ``seconds`` is the time that the check took. ``of_declaration`` tells of a failure
+    that what the operator declares is at fault: its reference raised.
     """
 
     check: str
@@ -46,13 +47,15 @@ class Result:
     planned: int = 0
     unsupported: int = 0
     seconds: float = field(default=0.0, compare=False)
+    of_declaration: bool = False
 
     @property
     def guide(self) -> str | None:
         """The page and section on how to mend a failure; None where nothing failed."""
         if self.verdict is not Verdict.FAIL:
             return None
-        return f'{PAGE}, "{section_of(self.check)}"'
+        section = OF_DECLARATION if self.of_declaration else section_of(self.check)
+        return f'{PAGE}, "{section}"'
 
 
 @dataclass(frozen=True)

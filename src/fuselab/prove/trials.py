@@ -21,6 +21,7 @@ from fuselab.prove.held import (
     RemoteError,
     fault_of,
     is_a,
+    is_of_reference,
     kinds_of,
     results,
     runs_kernels,
@@ -39,7 +40,8 @@ class Outcome:
     answer; it makes the whole check NOT JUDGED, unless another trial fails. ``tries`` bounds the
     search for a smaller case where each try is dear. ``args`` are the arguments of the call that
     failed, where they are not those of the trial. ``unvaried`` names options that the trial could
-    not vary; those that all trials name are told of beside the verdict.
+    not vary; those that all trials name are told of beside the verdict. ``of_declaration`` tells
+    that the problem is one of what the operator declares, not of the implementation.
     """
 
     problem: str | None = None
@@ -52,6 +54,7 @@ class Outcome:
     tries: int | None = None
     args: Sequence[Any] | None = None
     unvaried: Sequence[str] | None = None
+    of_declaration: bool = False
 
 
 @dataclass(frozen=True)
@@ -223,7 +226,7 @@ def attempt(subject: Subject, check: Check, trial: Trial) -> Outcome:
     except Exception as error:
         if is_a(error, torch.OutOfMemoryError):
             raise torch.OutOfMemoryError(str(error)) from error
-        return Outcome(fault_of(error, 200))
+        return Outcome(fault_of(error, 200), of_declaration=is_of_reference(error))
 
 
 Attempt = tuple[str | None, Trial | None, Outcome]
@@ -520,6 +523,7 @@ def _failure(
         f"case={where!r})",
         outcome.share_of_bar,
         tried,
+        of_declaration=outcome.of_declaration,
     )
 
 

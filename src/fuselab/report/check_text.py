@@ -84,11 +84,14 @@ def percent(share: float) -> str:
 
 def failures_by_error(group: Group) -> list[tuple[Result, list[str]]]:
     """Return each failure with the names of the later checks that raised the same error: a kernel
-    that raises in every call fails in two dozen checks, and is one mistake."""
+    that raises in every call fails in two dozen checks, and is one mistake. So does a reference,
+    whose errors of one class count as the same, because their texts have sizes in them."""
     found: dict[str, tuple[Result, list[str]]] = {}
     for failure in group.failures:
         has_raised = failure.reason is not None and failure.reason.startswith("raised ")
         key = str(failure.reason) if has_raised else f"{failure.check} {len(found)}"
+        if failure.of_declaration:
+            key = str(failure.reason).partition(":")[0]
         if key in found:
             found[key][1].append(failure.check)
         else:
