@@ -340,6 +340,32 @@ def test_what_an_implementation_does_not_support_is_not_judged() -> None:
     assert report.passed and "supports no input" in str(report.groups[0].reason)
 
 
+def test_dtypes_that_an_implementation_does_not_support_take_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wide(input: Tensor, bias: Tensor, scale: float) -> str | None:
+        return None if input.dtype == torch.float32 else "it is for float32"
+
+    some = ("coverage", "cases", "shapes", "values", "gradients")
+    checks = tuple(known for known in check_group.CHECKS if known.name in some)
+    monkeypatch.setattr(check_group, "CHECKS", checks)
+    op = honest.make_op("float32_alone")
+    plain = replace(op.implementations["plain"], supports=wide)
+    report = check(replace(op, implementations={"plain": plain}), seed=0, quick=True, device="cpu")
+    reason = "the implementation supports no input drawn: it is for float32"
+    assert notes(report) == [
+        f"NOT JUDGED coverage: {reason}; declare dtypes=(torch.float32,) "
+        "(plain float16 bfloat16 float64)"
+    ]
+    verdicts = [group.verdict for group in report.groups]
+    assert verdicts == [Verdict.PASS, *[Verdict.NOT_JUDGED] * 3]
+    # Where another implementation may take the other dtypes, they stay declared.
+    other = replace(op.implementations["plain"], supports=None)
+    op = replace(op, implementations={"plain": plain, "other": other})
+    report = check(op, "plain", torch.float16, seed=0, quick=True, device="cpu")
+    assert report.groups[0].reason == reason
+
+
 def test_what_autocast_makes_of_inputs_is_asked_only_of_what_supports_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

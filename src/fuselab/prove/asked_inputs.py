@@ -47,6 +47,24 @@ def drawn(
     ``options`` are those of ``RecordedDraw``, ``source`` and ``names`` seed its random sources. An
     operator without ``draw`` varies the cases named in ``varied``, made from ``case_seed``.
     """
+    made = _inputs_drawn(held, options, source, names, varied, case_seed)
+    if made is None:
+        return None
+    inputs, draw = made
+    args = accepted(held, implementation, inputs)
+    return None if args is None else {"args": args, "state": draw.state()}
+
+
+def _inputs_drawn(
+    held: Held,
+    options: Mapping[str, Any],
+    source: str,
+    names: str | None,
+    varied: Sequence[str],
+    case_seed: int,
+) -> tuple[Inputs, RecordedDraw] | None:
+    """Return the inputs that the operator draws, and their draw; None where the reference accepts
+    none of them."""
 
     def inputs_of(options: Mapping[str, Any]) -> tuple[Inputs, RecordedDraw]:
         draw = RecordedDraw(
@@ -60,20 +78,34 @@ def drawn(
 
     try:
         try:
-            inputs, draw = inputs_of(options)
+            return inputs_of(options)
         except TooLargeError:  # a size stands for two dimensions, whose product is large enough
             exceeded = 1 << options["very_large"] if options["very_large"] else LARGE[-1]
             most = min(options["largest_size"], math.isqrt(exceeded) + 1)
-            inputs, draw = inputs_of({**options, "largest_size": most})
+            return inputs_of({**options, "largest_size": most})
     except ArgumentError:  # the reference accepts nothing that was drawn
         return None
-    args = accepted(held, implementation, inputs)
-    return None if args is None else {"args": args, "state": draw.state()}
 
 
 def drawn_together(held: Held, several: Sequence[Sequence[Any]]) -> list[dict[str, Any] | None]:
     """Return what ``drawn`` gives for each list of its arguments."""
     return [drawn(held, *asked) for asked in several]
+
+
+def refusals(held: Held, several: Sequence[Sequence[Any]]) -> list[str]:
+    """Return why the operator or the implementation refuses what ``drawn`` draws for each list of
+    its arguments; nothing for what is taken, or cannot be drawn."""
+    reasons = []
+    for implementation, *asked in several:
+        made = _inputs_drawn(held, *asked)
+        if made is None:
+            continue
+        try:
+            reason = unsupported(held, implementation, held.op.bind(made[0]))
+        except (FuselabError, TypeError) as error:
+            reason = str(error)
+        reasons += [] if reason is None else [reason]
+    return reasons
 
 
 def _vary_a_case(held: Held, draw: RecordedDraw, names: Sequence[str], seed: int) -> Inputs:

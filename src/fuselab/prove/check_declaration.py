@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import math
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +22,7 @@ from fuselab.prove.trials import Check, Outcome
 
 DRAWS = 48  # inputs that are drawn to see how many of them can be judged
 LEAST_TAKEN = 6  # fewer of them leave too little to judge
+_LARGE_DRAWS = 4  # large inputs that are drawn where no small one is taken
 _LAID_OUT = 12  # inputs that are drawn to see whether they have strides
 _SPECIAL_DRAWS = 6  # inputs that are drawn to see whether they hold NaN, and infinities
 _SLACK_BYTES = 1 << 10  # of a cost beyond its tensors
@@ -28,6 +32,36 @@ _PEER_AGREES = 2.0**-12
 _FEW = 16  # elements of which the largest may be small by chance
 _ROUGH_DRAWS = 6  # inputs of which most must be far off
 ROUGH_ULPS = 1_000.0  # an eager result that is further from float64 makes a wide bar
+
+
+def takes_nothing(subject: Subject) -> str | None:
+    """Return why nothing can be judged where the operator or the implementation refuses all inputs
+    drawn, small and large, and all of the operator's cases; None where it takes any."""
+    if _takes_some(subject):
+        return None
+    reasons = subject.refusals("coverage", range(DRAWS), **_PLAIN)
+    text = "the implementation supports no input drawn"
+    if reasons:
+        text += f": {collections.Counter(reasons).most_common(1)[0][0]}"
+    taken = [one for one in subject.op.dtypes if _takes_some(replace(subject, dtype=one))]
+    if taken and len(subject.op.implementations) == 1:
+        named = ", ".join(map(str, taken)) + "," * (len(taken) == 1)
+        text += f"; declare dtypes=({named})"
+    return text
+
+
+_PLAIN: dict[str, Any] = {"layouts": ("contiguous",), "values": ("normal",), "max_numel": 512}
+
+
+def _takes_some(subject: Subject) -> bool:
+    """Return whether any input drawn is taken, or any of the operator's cases."""
+    for some in (range(LEAST_TAKEN), range(LEAST_TAKEN, DRAWS)):
+        if any(subject.draw_together("coverage", some, [None] * len(some), **_PLAIN)):
+            return True
+    if any(subject.from_case("cases", case) for case in subject.small_cases()):
+        return True
+    large = {**_PLAIN, "large": True}
+    return any(subject.draw("large", index, **large) for index in range(_LARGE_DRAWS))
 
 
 def is_little(subject: Subject) -> tuple[Verdict, str] | None:

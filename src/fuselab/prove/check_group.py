@@ -61,6 +61,10 @@ def run_group(
     Huge cases run in a context that ``huge_room`` makes, which waits until there is memory for
     them.
     """
+    where = "interpreter" if subject.interpreted else subject.device.type
+    if case is None and (reason := check_declaration.takes_nothing(subject)) is not None:
+        nothing = Result("coverage", Verdict.NOT_JUDGED, reason)
+        return Group(subject.implementation, subject.dtype_name, where, (nothing,))
     results: list[Result] = []
     checks = CHECKS if case is None else (check_of(case),)
     begin, budget_s = time.monotonic(), subject.budget_s
@@ -90,7 +94,6 @@ def run_group(
     if case is None and not subject.quick and not broken:
         with huge_room():
             results.append(check_device.huge_cases(subject))
-    where = "interpreter" if subject.interpreted else subject.device.type
     return Group(subject.implementation, subject.dtype_name, where, tuple(results))
 
 

@@ -194,6 +194,13 @@ class Subject:
             for index, asked, one in zip(indices, several, found, strict=True)
         ]
 
+    def refusals(self, check: str, indices: Sequence[int], **options: Any) -> list[str]:
+        """Return why the inputs of trials with these indices are refused, where they are; the
+        options are those of ``draw``."""
+        several = [self._draw_asked(check, index, **options) for index in indices]
+        found: list[str] = self._declared(asked_inputs.refusals, several)
+        return found
+
     def _draw_asked(
         self,
         check: str,
