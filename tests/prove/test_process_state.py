@@ -8,16 +8,20 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch._dynamo
+from gallery import honest
 
 from fuselab.prove import check_group
 from fuselab.prove.check import check
 from fuselab.prove.process_state import ProcessState
+from fuselab.prove.result import CheckReport, Verdict
 
 FILE = """
 import torch
@@ -177,3 +181,56 @@ def test_a_change_of_precision_is_named_and_given_back(
     finally:
         outer.restore()
     assert outer.changed() == []
+
+
+def state_and_others(
+    name: str, forward: Callable[..., torch.Tensor], others: set[str], monkeypatch: Any
+) -> CheckReport:
+    """Check an operator with this forward for what its first calls do, and by some other checks."""
+    wanted = [known for known in check_group.CHECKS if known.name in {"global state", *others}]
+    monkeypatch.setattr(
+        check_group, "CHECKS", tuple(replace(known, shrink_tries=0) for known in wanted)
+    )
+    op = honest.make_op(name, forward=forward)
+    return check(op, dtype=torch.float32, quick=True, seed=0, device="cpu")
+
+
+def test_a_wrong_value_is_no_matter_of_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(input: torch.Tensor, bias: torch.Tensor, scale: float) -> torch.Tensor:
+        return honest.forward(input, bias, scale).mul_(2)
+
+    report = state_and_others("doubled", doubled, {"cases", "shapes"}, monkeypatch)
+    assert report.failed_checks() == {"cases", "shapes"}
+    (state,) = report.results("global state")
+    assert state.verdict is Verdict.NOT_JUDGED
+    assert state.reason == "its calls give wrong values, or raise, which other checks show"
+    # Where no other check finds it, it stands under what it is, and its case repeats it.
+    report = state_and_others("doubled_alone", doubled, set(), monkeypatch)
+    (failure,) = report.groups[0].failures
+    assert failure.check == "shapes" and str(failure.reason).startswith("output row ")
+    assert failure.guide == 'docs/check.md, "A value misses the bar"'
+    assert "--case global-state@" in str(failure.repeat_command)
+
+
+def test_what_raises_in_every_call_is_no_matter_of_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raising(input: torch.Tensor, bias: torch.Tensor, scale: float) -> torch.Tensor:
+        raise RuntimeError("no such instruction")
+
+    report = state_and_others("raising", raising, {"cases", "shapes"}, monkeypatch)
+    assert report.failed_checks() == {"cases", "shapes"}
+
+
+def test_a_wrong_value_of_the_first_call_alone_is_one_of_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+
+    def first_is_doubled(input: torch.Tensor, bias: torch.Tensor, scale: float) -> torch.Tensor:
+        output = honest.forward(input, bias, scale)
+        calls.append(output.numel())
+        is_first = output.numel() > 0 and sum(map(bool, calls)) == 1
+        return output.mul_(2) if is_first else output
+
+    report = state_and_others("first_doubled", first_is_doubled, {"cases", "shapes"}, monkeypatch)
+    assert report.failed_checks() == {"global state"}
+    assert "of the first calls" in str(report.results("global state")[0].reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -94,7 +94,26 @@ def run_group(
     if case is None and not subject.quick and not broken:
         with huge_room():
             results.append(check_device.huge_cases(subject))
-    return Group(subject.implementation, subject.dtype_name, where, tuple(results))
+    return Group(subject.implementation, subject.dtype_name, where, tuple(_headed(checks, results)))
+
+
+_OF_VALUES = {"cases", "shapes", "sizes", "gradients"}
+
+
+def _headed(checks: Sequence[Check], results: Sequence[Result]) -> list[Result]:
+    """Return the results without those failures of the first calls that checks of values find too:
+    what every call does wrong is no matter of state, and is shown under what it is."""
+    of_state = {known.name for known in check_memory.STATE_CHECKS}
+    found = list(results)
+    for place, (known, result) in enumerate(zip(checks, results, strict=False)):
+        if known.name not in of_state or result.verdict is not Verdict.FAIL:
+            continue
+        failures = [one for one in results[place + 1 :] if one.verdict is Verdict.FAIL]
+        of_values = result.check != known.name and any(one.check in _OF_VALUES for one in failures)
+        if of_values or any(one.reason == result.reason for one in failures):
+            reason = "its calls give wrong values, or raise, which other checks show"
+            found[place] = Result(known.name, Verdict.NOT_JUDGED, reason, seconds=result.seconds)
+    return found
 
 
 def _is_once(subject: Subject, known: Check) -> bool:

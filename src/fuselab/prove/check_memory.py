@@ -347,7 +347,10 @@ def shared_memory_is_refused(subject: Subject, trial: Trial) -> Outcome:
 
 def nothing_else_changes(subject: Subject, trial: Trial) -> Outcome:
     """Check that neither the import of the operator, nor a call, nor a backward changes the state
-    of the process, and judge what they give: no call has come before the first trial's."""
+    of the process, and judge what they give: no call has come before the first trial's.
+
+    What later calls on the same inputs give wrong, too, is a fault of values, and no state.
+    """
     places = subject.differentiable(trial.args)
     upstream = None if subject.op.gradient is None else subject.upstream(trial)
     ask = subject.candidate.ask
@@ -358,6 +361,12 @@ def nothing_else_changes(subject: Subject, trial: Trial) -> Outcome:
             is_backward = len(given) > len(subject.result_names(trial.args))
             bar = call_bar(subject, trial, upstream)[0] if is_backward else subject.bar(trial.args)
             outcome = judged(bar, given, after=" of the first calls")
+            if outcome.problem is not None:
+                values = [*trial.args, upstream]
+                asked = (with_gradients, places, values) if is_backward else (results, *trial.args)
+                later = judged(bar, ask(*asked))
+                heading = "gradients" if is_backward else "shapes"
+                outcome = outcome if later.problem is None else replace(later, heading=heading)
     return outcome
 
 

@@ -41,7 +41,8 @@ class Outcome:
     search for a smaller case where each try is dear. ``args`` are the arguments of the call that
     failed, where they are not those of the trial. ``unvaried`` names options that the trial could
     not vary; those that all trials name are told of beside the verdict. ``of_declaration`` tells
-    that the problem is one of what the operator declares, not of the implementation.
+    that the problem is one of what the operator declares, not of the implementation. ``heading`` is
+    the check that the problem belongs to, where that is another one.
     """
 
     problem: str | None = None
@@ -55,6 +56,7 @@ class Outcome:
     args: Sequence[Any] | None = None
     unvaried: Sequence[str] | None = None
     of_declaration: bool = False
+    heading: str | None = None
 
 
 @dataclass(frozen=True)
@@ -509,7 +511,7 @@ def _failure(
     where = f"{check.name}@{label}".replace(" ", "-")
     quick = " --quick" if subject.quick else ""
     return Result(
-        check.name,
+        outcome.heading or check.name,
         Verdict.FAIL,
         outcome.problem,
         tried,
