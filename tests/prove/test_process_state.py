@@ -106,11 +106,10 @@ def test_settings_that_few_know_are_given_back() -> None:
     state = ProcessState()
     digits = sys.get_int_max_str_digits()
     torch.sparse.check_sparse_tensor_invariants.enable()
-    torch.distributions.Distribution.set_default_validate_args(False)
     sys.set_int_max_str_digits(700)
     threading.stack_size(1 << 20)
     assert state.changed() == [
-        "settings of PyTorch (check_sparse_tensor_invariants, distributions.validate_args)",
+        "settings of PyTorch (check_sparse_tensor_invariants)",
         "settings of Python (sys.set_int_max_str_digits, threading.stack_size)",
     ]
     state.restore()

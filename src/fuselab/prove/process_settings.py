@@ -33,7 +33,6 @@ _SETTERS = {
     f"{kind}_sdp_enabled": f"_set_sdp_use_{kind}"
     for kind in ("flash", "mem_efficient", "math", "cudnn", "fa3", "overrideable")
 }
-_DISTRIBUTION: Any = torch.distributions.Distribution
 _GRACE_S = 0.5  # for threads that are about to end
 
 
@@ -67,7 +66,6 @@ def of_torch() -> dict[str, Any]:
     settings["deterministic_warn_only"] = torch.is_deterministic_algorithms_warn_only_enabled()
     settings["opt_einsum"] = torch.backends.opt_einsum.enabled
     settings["sharing_strategy"] = torch.multiprocessing.get_sharing_strategy()
-    settings["distributions.validate_args"] = _DISTRIBUTION._validate_args
     return settings
 
 
@@ -86,7 +84,6 @@ def restore_of_torch(before: dict[str, Any]) -> None:
         )
     torch.backends.opt_einsum.enabled = before["opt_einsum"]
     torch.multiprocessing.set_sharing_strategy(before["sharing_strategy"])
-    _DISTRIBUTION._validate_args = before["distributions.validate_args"]
 
 
 _LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}

@@ -356,13 +356,6 @@ def sparse_invariants_checked(device: str) -> FusedOp:
 
 
 @caught_by("global state")
-def distributions_unchecked(device: str) -> FusedOp:
-    """Lets every later distribution take parameters that are none."""
-    change = functools.partial(torch.distributions.Distribution.set_default_validate_args, False)
-    return changing("distributions_unchecked", device, change)
-
-
-@caught_by("global state")
 def long_integers_refused(device: str) -> FusedOp:
     change = functools.partial(sys.set_int_max_str_digits, 700)
     return changing_backward("long_integers_refused", device, change)
