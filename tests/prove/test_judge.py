@@ -411,7 +411,7 @@ def test_rounds_are_added_while_the_speed_is_uncertain(monkeypatch: pytest.Monke
 
 
 def test_a_wide_interval_is_unclear(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was printed on a busy machine, 22.9 (3.25 to 134), says too little."""
+    """Between 3.25 and 134 times as fast lies everything from little to much."""
     wide, narrow = ([spread * 1.1**turn for turn in range(12)] for spread in (3.25, 2.0))
     wide[-1] = 134.0
     found = verdict([1.0] * 12, wide)

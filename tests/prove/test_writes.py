@@ -1,4 +1,4 @@
-"""What a write between a forward and its backward does to the gradients."""
+"""Gradients after a write between a forward and its backward."""
 
 from __future__ import annotations
 

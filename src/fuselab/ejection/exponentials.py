@@ -25,9 +25,10 @@ def with_largest(plan: KernelPlan) -> KernelPlan:
             shifted.largest is not each.largest for each in found.values()
         ):
             found[one] = shifted
+    if not found or plan.scans or plan.of_lists:
+        return plan
     joined = replace(plan, exponentials=found, _depths={})
-    is_less = not (plan.scans or plan.of_lists) and _sweeps(joined) < _sweeps(plan)
-    return joined if found and is_less else plan
+    return joined if _sweeps(joined) < _sweeps(plan) else plan
 
 
 def _shifted(one: Reduced, plan: KernelPlan) -> Shifted | None:

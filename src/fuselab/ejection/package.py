@@ -151,7 +151,7 @@ class Package:
             )
         )
 
-    @property
+    @cached_property
     def gradients_of(self) -> tuple[tuple[str, ...] | None, ...]:
         """The arguments on which each output depends such that it has a gradient; None where these
         are all on which any output does."""

@@ -131,7 +131,7 @@ class Parts:
         sizes = _with(source.sizes, dim, length)
         if isinstance(source, Pointwise):
             operands = tuple(
-                self._cut_operand(operand, len(source.sizes) - dim, start, length, step)
+                self.cut_operand(operand, len(source.sizes) - dim, start, length, step)
                 for operand in source.operands
             )
             return self.pointwise(replace(source, sizes=sizes, operands=operands))
@@ -182,7 +182,7 @@ class Parts:
     ) -> Node:
         from_end = len(choice.sizes) - dim
         places = tuple(
-            self._cut_operand(place, from_end, start, length, step) for place in choice.places
+            self.cut_operand(place, from_end, start, length, step) for place in choice.places
         )
         source = choice.source
         for of_source, kept in enumerate(choice.kept):
@@ -218,7 +218,7 @@ class Parts:
         whole = Regrouped(view.name, view.sizes, view.kind, source=view.source)
         return Window(view.name, sizes, view.kind, "", False, whole, dim, start, step)
 
-    def _cut_operand(
+    def cut_operand(
         self, operand: Any, from_end: int, start: sympy.Expr, length: sympy.Expr, step: int
     ) -> Any:
         """Cut an operand that broadcasts, aligned at its last dimension."""
@@ -421,7 +421,7 @@ class Parts:
             parts = []
             for start, step, length in regions:
                 operands = tuple(
-                    self._cut_operand(one, rank - dim, start, length, step) for one in node.operands
+                    self.cut_operand(one, rank - dim, start, length, step) for one in node.operands
                 )
                 sizes = _with(node.sizes, dim, length)
                 value = self._simplified(replace(node, sizes=sizes, operands=operands))
@@ -433,7 +433,7 @@ class Parts:
         """Return a sum with the zeros around a part as the other operand."""
         if node.function == "add":
             for one, other in (node.operands, reversed(node.operands)):
-                if _is_zero(one) and isinstance(other, Node) and other.sizes == node.sizes:
+                if is_zero(one) and isinstance(other, Node) and other.sizes == node.sizes:
                     return other
         return self.pointwise(node)
 
@@ -588,7 +588,7 @@ def _number(size: sympy.Expr) -> Constant | Size:
     return Constant(int(size)) if size.is_number else Size(size)
 
 
-def _is_zero(value: Any) -> bool:
+def is_zero(value: Any) -> bool:
     found = constant_of(value) if isinstance(value, Node) else value
     return isinstance(found, Constant) and found.value == 0
 

@@ -30,8 +30,7 @@ from fuselab.ejection.loops import (
     children,
     walk,
 )
-from fuselab.ejection.parts import Parts
-from fuselab.ejection.stored import constant_of
+from fuselab.ejection.parts import Parts, is_zero
 
 
 @dataclass(frozen=True)
@@ -103,9 +102,10 @@ def value_if_inside(parts: Parts, source: Node, dim: int, has_factors: bool) -> 
         return dim - len(source.sizes) + len(one.sizes)
 
     def still(one: Node | Constant | Size) -> Node | Constant | Size:
-        if not isinstance(one, Node) or operand_dim(one) < 0 or one.sizes[operand_dim(one)] == 1:
-            return one
-        return parts.cut(one, operand_dim(one), sympy.S.Zero, sympy.S.One, 1)
+        cut: Node | Constant | Size = parts.cut_operand(
+            one, len(source.sizes) - dim, sympy.S.Zero, sympy.S.One, 1
+        )
+        return cut
 
     def varies(one: Node | Constant | Size) -> bool:
         return isinstance(one, Node) and parts.varies(one, operand_dim(one))
@@ -127,7 +127,7 @@ def value_if_inside(parts: Parts, source: Node, dim: int, has_factors: bool) -> 
             found = value_if_inside(parts, factor, operand_dim(factor), has_factors)
             if found is not None:
                 return step(source, "mul", found, still(other))
-    if function != "where" or not _is_zero(operands[2]) or varies(operands[1]):
+    if function != "where" or not is_zero(operands[2]) or varies(operands[1]):
         return None
     condition = operands[0]
     if not isinstance(condition, Pointwise) or condition.function != "eq":
@@ -147,11 +147,6 @@ def value_if_inside(parts: Parts, source: Node, dim: int, has_factors: bool) -> 
         )
         return step(source, "where", is_inside, still(operands[1]), Constant(0.0))
     return None
-
-
-def _is_zero(one: Node | Constant | Size) -> bool:
-    found = constant_of(one) if isinstance(one, Node) else one
-    return isinstance(found, Constant) and found.value == 0
 
 
 def _is_integer(one: Expression) -> bool:

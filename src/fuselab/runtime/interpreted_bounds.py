@@ -15,6 +15,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import numpy
@@ -175,11 +176,11 @@ def _line() -> str:
     Triton or in this folder."""
     from triton.runtime import interpreter
 
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     others = interpreter.__file__.rpartition("/runtime/")[0], __file__.rpartition("/")[0]
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(others):
             return f"{file.rpartition('/')[2]}:{frame.f_lineno}: "
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""
