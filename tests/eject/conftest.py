@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -16,13 +16,27 @@ from ejected_functions import DROPPED, EXAMPLES
 
 from fuselab.ejection.eject import eject
 
+SHARED = ("packages_of_all_tests", "standalone_packages_of_all_tests")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def names_of_packages_are_free(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget the packages that a test file wrote and imported: the next file may name one alike.
+    Those of ``ejected`` stay."""
+    before = set(sys.modules)
+    yield
+    root = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if file.startswith(root) and Path(file).relative_to(root).parts[0] not in SHARED:
+            del sys.modules[name]
+
 
 @pytest.fixture(scope="session")
 def ejected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return the folder of an example's package; ``standalone_NAME`` is that of a standalone
     one."""
-    root = tmp_path_factory.mktemp("ejected")
-    alone = tmp_path_factory.mktemp("standalone")
+    root, alone = (tmp_path_factory.mktemp(name, numbered=False) for name in SHARED)
 
     def folder(name: str) -> Path:
         plain = name.removeprefix("standalone_")
