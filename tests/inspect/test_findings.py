@@ -69,6 +69,50 @@ def test_a_dense_gradient_of_a_table_is_found_at_the_forwards_line():
     assert "1.28 MB of gradient" in dense.title  # 20,000 x 16 x 4 bytes
 
 
+def backward_findings(module, kind):
+    target = targets.load(f"{SINS}:{module}")
+    found = profile_target(target, backward=True, schedule=(1, 1, 5, 1)).findings
+    return [f for f in found if f.kind == kind]
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "touched", "advice"),
+    [
+        # rows of 16 float32, 4 for each of 256 bags, or 256
+        ("Bag", "return self.table(x[:, :4].long() % 20_000)", "65.5 kB", "nn.EmbeddingBag(sparse"),
+        ("Rows", "return self.table[x[:, 0].long() % 20_000]", "16.4 kB", "F.embedding("),
+        (
+            "Selected",
+            "return self.table.index_select(0, x[:, 0].long() % 20_000)",
+            "16.4 kB",
+            "F.embedding(",
+        ),
+    ],
+)
+def test_the_dense_gradient_of_every_way_to_look_rows_up_is_found(module, line, touched, advice):
+    (dense,) = backward_findings(module, "dense embedding gradient")
+    assert at(dense) == line
+    assert dense.title.startswith("1.28 MB of gradient") and dense.title.endswith(touched)
+    assert advice in dense.advice
+
+
+def test_a_number_picked_from_each_row_has_no_tables_gradient():
+    assert backward_findings("Picked", "dense embedding gradient") == []
+
+
+def test_slices_taken_in_a_loop_are_found_and_those_taken_at_once_are_not():
+    (found,) = backward_findings("SlicedInALoop", "gradients of slices")
+    assert at(found) == "total = total + y[:, i]" and found.calls == 32
+    # 32 gradients of 256 x 1024 float32, for 32 columns
+    assert found.title.endswith("33.6 MB are filled and added up for 32.8 kB")
+    assert backward_findings("SlicedAtOnce", "gradients of slices") == []
+
+
+@pytest.mark.parametrize("function", ["attends_causally", "marks"])
+def test_what_an_operator_builds_for_itself_is_nothing_to_mend(function):
+    assert findings(function, "tensor built in forward") == []
+
+
 def test_what_a_function_builds_is_passed_and_what_a_module_builds_is_a_buffer():
     (found,) = findings("builds_a_tensor", "tensor built in forward")
     assert found.advice == "build it once, outside of the function, and pass it."
@@ -236,6 +280,24 @@ def test_a_product_stands_between_though_its_result_is_changed_in_place():
 
     x = torch.ones(64, 64)
     assert watched_chains(step, x, x) == [("sigmoid_", "mul")]
+
+
+def test_what_attention_does_inside_is_one_operator():
+    x = torch.ones(8, 64, 64)
+    with torch.no_grad():  # without a dimension of heads PyTorch computes it by parts
+        attention = watched_chains(
+            lambda x: F.scaled_dot_product_attention(x * 2, x, x, is_causal=True), x
+        )
+    assert attention == []
+
+
+def test_the_zeros_inside_a_convolutions_backward_begin_no_chain():
+    # The convolution writes over them, so no kernel can hold them and the activation's gradient.
+    layer = nn.Conv2d(8, 4, 3, padding=1).double()  # oneDNN has no convolutions in float64
+    x = torch.ones(2, 8, 16, 16, dtype=torch.float64, requires_grad=True)
+    chains = watched_chains(lambda x: layer(torch.tanh(x * 2)).sum().backward(), x)
+    assert ("tanh_backward", "mul") in [chain[:2] for chain in chains]
+    assert not any("zero_" in chain for chain in chains)
 
 
 def test_what_a_recurrent_layer_does_inside_is_nothing_to_mend():

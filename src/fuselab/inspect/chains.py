@@ -16,6 +16,7 @@ from fuselab.inspect.user_code import SourceLine
 from fuselab.inspect.work_kinds import (
     DISPATCH_BYTES,
     HOST_SYNC,
+    is_compute_op,
     is_fusible,
     is_reduction,
     is_work,
@@ -23,9 +24,8 @@ from fuselab.inspect.work_kinds import (
 
 Storage = tuple[int, int]
 State = tuple[Storage, int]
-# Each is one operator to the user, who cannot change what it calls, and to torch.compile.
 _RECURRENT = ("gru", "lstm", "rnn_tanh", "rnn_relu")
-_WHOLE = frozenset(f"aten::{name}{cell}" for name in _RECURRENT for cell in ("", "_cell"))
+_LAYERS = frozenset(f"aten::{name}{cell}" for name in _RECURRENT for cell in ("", "_cell"))
 
 
 @dataclass(eq=False)
@@ -196,7 +196,7 @@ def _calls(ops: Sequence[Detail]) -> list[Call]:
 
 
 def _primitives(op: Detail) -> list[Call]:
-    if op.name in _WHOLE:
+    if _is_whole(op.name):
         return [_call(op)]
     in_place = is_fusible(op.name) and op.name.endswith("_")
     own = in_place or any(a.bytes > 0 for a in op.allocations)
@@ -208,6 +208,16 @@ def _primitives(op: Detail) -> list[Call]:
     if _does_work(op):
         return [_call(op)]
     return [_call(deeper) for deeper in op.walk() if deeper.name in HOST_SYNC][-1:]
+
+
+def _is_whole(name: str) -> bool:
+    """Return whether the user, who cannot change what the operator calls, sees one operator.
+
+    Those are recurrent layers, convolutions, attention and products, whose copies, zeros and masks
+    are a part of the arithmetic.
+    """
+    norm = name.startswith("aten::linalg_")  # it calls a reduction, which a chain can hold
+    return name in _LAYERS or (is_compute_op(name) and not is_fusible(name) and not norm)
 
 
 def _does_work(op: Detail) -> bool:

@@ -1,6 +1,7 @@
 """One function per thing that a profile should find, and one with nothing to find."""
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.profiler import record_function
 
@@ -100,3 +101,77 @@ class Table(nn.Module):
 
 def get_inputs():
     return [torch.randn(256, 1024)]
+
+
+class Bag(nn.Module):
+    """A table whose whole gradient is written for a batch of few rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.EmbeddingBag(20_000, 16, mode="sum")
+
+    def forward(self, x):
+        return self.table(x[:, :4].long() % 20_000)
+
+
+class Rows(nn.Module):
+    """The same by an index, which autograd cannot make sparse."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(20_000, 16))
+
+    def forward(self, x):
+        return self.table[x[:, 0].long() % 20_000]
+
+
+class Selected(nn.Module):
+    """The same by index_select."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(20_000, 16))
+
+    def forward(self, x):
+        return self.table.index_select(0, x[:, 0].long() % 20_000)
+
+
+class Picked(nn.Module):
+    """One number of each row of a result, whose gradient is no table's."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1024))
+
+    def forward(self, x):
+        return (x * self.scale)[torch.arange(len(x)), x[:, 0].long() % 1024]
+
+
+class SlicedInALoop(nn.Module):
+    """Each slice's gradient is as large as the whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1024))
+
+    def forward(self, x):
+        y, total = x * self.scale, 0
+        for i in range(32):
+            total = total + y[:, i]
+        return total
+
+
+class SlicedAtOnce(SlicedInALoop):
+    def forward(self, x):
+        return sum((x * self.scale)[:, :32].unbind(1))
+
+
+def attends_causally(x):
+    """Attention that builds its own mask."""
+    query = x[:32].reshape(8, 64, 64)
+    return F.scaled_dot_product_attention(query, query, query, is_causal=True)
+
+
+def marks(x):
+    """A call that builds a tensor inside, from a tensor that it is given."""
+    return F.one_hot(x[:, 0].long() % 8, 8)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fuselab.inspect.findings import arithmetic, host, layout, memory, optimizer
+from fuselab.inspect.findings import arithmetic, gradients, host, layout, memory, optimizer
 from fuselab.inspect.findings.finding import Finding
 from fuselab.inspect.findings.search import Search
 from fuselab.inspect.kineto import Details, Window
@@ -29,7 +29,8 @@ RULES = (
     host.repeated_small_operators,
     memory.quadratic_lookups,
     memory.blown_up_operands,
-    memory.dense_embedding_gradients,
+    gradients.dense_embedding_gradients,
+    gradients.gradients_of_slices,
     memory.chains,
     layout.strided_copies,
     layout.casts_there_and_back,

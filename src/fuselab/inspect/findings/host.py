@@ -102,12 +102,13 @@ def _waited_for(search: Search, spans: Sequence[Span]) -> str:
 def tensors_built(search: Search) -> Iterator[Finding]:
     """Find constant tensors built in every forward, except in a library's module.
 
-    The saving is the time from the end of the previous line's operator to the end of the one
-    that builds, because Python converts a list in between. It is too large if lines without
-    operators lie between the two.
+    What an operator builds for itself, as attention its causal mask, is not the user's to mend: the
+    call on the user's line must build a tensor, or be given none. The saving is the time from the
+    end of the previous line's operator to the end of the one that builds, because Python converts a
+    list in between. It is too large if lines without operators lie between the two.
     """
     built = [s for s in search.spans if s.name in CREATION and search.in_own_code(s)]
-    for line, spans in search.by_line(outermost(span) for span in built):
+    for line, spans in search.by_line(filter(_builds, map(outermost, built))):
         if line is None:
             continue
         saved = (
@@ -125,6 +126,10 @@ def tensors_built(search: Search) -> Iterator[Finding]:
             len(spans) / search.steps,
             operators=tuple(sorted({span.name for span in spans})),
         )
+
+
+def _builds(span: Span) -> bool:
+    return span.name in CREATION or (span.detail is not None and not span.detail.inputs)
 
 
 def _since_previous_line(search: Search, span: Span) -> float:

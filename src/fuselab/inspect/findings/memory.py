@@ -105,38 +105,6 @@ def blown_up_operands(search: Search) -> Iterator[Finding]:
         )
 
 
-def dense_embedding_gradients(search: Search) -> Iterator[Finding]:
-    """Find embedding gradients written for whole tables.
-
-    The saving is the share of the gradient's time that falls on rows the batch did not touch.
-    An optimizer then updates as many rows, which is not counted.
-    """
-    dense = [
-        span
-        for span in search.spans
-        if span.name == "aten::embedding_dense_backward"
-        and made_bytes(span) > given_bytes(span) > 0
-    ]
-    for line, spans in search.by_line(dense):
-        made = sum(map(made_bytes, spans)) / search.steps
-        touched = sum(map(given_bytes, spans)) / search.steps
-        saved = sum(
-            inclusive_us(span, search.on_gpu) * (1 - given_bytes(span) / made_bytes(span))
-            for span in spans
-        )
-        yield search.finding(
-            "dense embedding gradient",
-            f"{byte_count(made)} of gradient are written for whole tables, of which the "
-            f"batch touched {byte_count(touched)}",
-            "nn.Embedding(sparse=True) with an optimizer that takes sparse gradients, or a "
-            "backward that updates the touched rows.",
-            line,
-            saved / search.steps,
-            len(spans) / search.steps,
-            operators=("aten::embedding_dense_backward",),
-        )
-
-
 def chains(search: Search) -> Iterator[Finding]:
     """Find chains of operators that could be one kernel.
 
