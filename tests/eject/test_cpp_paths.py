@@ -44,6 +44,15 @@ def strided(x):
     return F.max_pool2d(x, 3, 2, 1) * F.avg_pool2d(x, (2, 5), 3, (1, 2))[..., :1, :1]
 
 
+def wide(x):
+    return F.pad(x, (40, 40)).unfold(-1, 80, 2).square().mean(-1)
+
+
+def spread_in_windows(x):
+    """The variance in each window needs its mean first, and takes the activations again."""
+    return F.silu(x).unfold(-1, 3, 2).var(-1)
+
+
 def tiled(x):
     return F.avg_pool2d(x, 3) + F.max_pool2d(x * 2, 3)
 
@@ -103,6 +112,8 @@ EXAMPLES = {
     summed_difference: (torch.zeros(5, 9), torch.zeros(5, 9)),
     pooled: (torch.zeros(2, 3, 9, 11),),
     strided: (torch.zeros(2, 3, 9, 11),),
+    wide: (torch.zeros(2, 3, 9, 11),),
+    spread_in_windows: (torch.zeros(2, 3, 9, 11),),
     tiled: (torch.zeros(2, 3, 9, 13),),
     mirrored: (torch.zeros(5, 9),),
     spread: (torch.zeros(5, 9), torch.zeros(9), torch.zeros(9)),
@@ -217,15 +228,30 @@ def test_windows_that_reach_beyond_a_tensor(package, run, width, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [2, 17, 35, 160])
 def test_windows_that_lie_apart(package, run, width, dtype):
-    """An element's windows follow from its position divided by the stride, and few have rows of
-    which every second or third fills a vector."""
-    text = (package(strided)[0] / "cpu_kernels.cpp").read_text()
-    assert "sweep_in_phases<2, " in text and "sweep_in_phases<3, " in text
+    """An element's windows follow from its position divided by the stride. Long ones are walked in
+    phases: few have rows of which every second fills a vector."""
+    assert "windows=(" in (package(strided)[0] / "op.py").read_text()
+    assert "sweep_in_phases<2, " in (package(wide)[0] / "cpu_kernels.cpp").read_text()
     x = torch.randn(2, 3, 7, width, generator=torch.Generator().manual_seed(0)).to(dtype)
     for one in (x, x.transpose(2, 3), x.to(memory_format=torch.channels_last)):
-        (actual,) = gradients(lambda x: run(strided, x), [one])
-        (wanted,) = gradients(lambda x: strided(x).to(dtype).double(), [one.double()])
-        torch.testing.assert_close(actual, wanted.to(dtype))
+        for function in (strided, wide):
+            (actual,) = gradients(lambda x, function=function: run(function, x), [one])
+            (wanted,) = gradients(
+                lambda x, function=function: function(x).to(dtype).double(), [one.double()]
+            )
+            torch.testing.assert_close(actual, wanted.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [3, 16, 35])
+def test_elements_that_walk_over_a_window_twice(package, run, width, dtype):
+    """What the first walk computes for long is kept for the second."""
+    text = (package(spread_in_windows)[0] / "cpu_kernels.cpp").read_text()
+    assert "silu_kept[3]" in text and "silu_kept[group]" in text
+    x = torch.randn(2, 3, 7, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for one in (x, x.transpose(2, 3), x.to(memory_format=torch.channels_last)):
+        expected = spread_in_windows(one.double())
+        torch.testing.assert_close(run(spread_in_windows, one), expected.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)

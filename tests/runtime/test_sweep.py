@@ -171,3 +171,16 @@ def test_columns_that_are_reduced_stay_short() -> None:
     axes = {"batch": 6, "row": 12, "group": 5}
     swept = Sweep(axes, {"column": 4}, read, [(torch.empty(6, 12, 5), "batch row group")])
     assert swept.with_long_columns(16, 1) is swept
+
+
+def test_elements_that_walk_over_their_windows_are_rows_alone() -> None:
+    x, output = torch.ones(6, 12, 20), torch.empty(6, 11, 18)
+    read = [(None, "row"), (None, "group"), (x, "batch ? ?"), (None, "column"), (None, "group_2")]
+    axes = {"batch": 6, "row": 11, "column": 18}
+    written = [(output, "batch row column")]
+    swept = Sweep(axes, {"group": 2, "group_2": 3}, read, written).over_elements()
+    assert swept.tensors == (None, x, None, output) and swept.read == 3
+    assert swept.rows.sizes == (6, 11) and swept.columns.sizes == (18,)
+    assert swept.rows.strides == ((0, 1), (240, 0), (0, 0), (198, 18))
+    assert swept.columns.strides == ((0,), (0,), (1,), (1,))
+    assert swept.steps == (20, 1)

@@ -6,6 +6,7 @@ threads and the strides are those of ``fuselab/runtime/include/cpu_sweep.h``.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -57,6 +58,7 @@ from fuselab.ejection.plan import KernelPlan, Namer, Operand, with_code
 from fuselab.errors import EjectError
 
 MOST_PHASES = 8  # in which rows are taken where their positions are divided
+MOST_IN_WINDOW = 32  # columns that an element walks over by itself
 SWEEP = "sweep<Real, lane>(loops"  # the beginning of the call that sweeps
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "not"})
 # What positions take without becoming vectors (cpu_positions.h).
@@ -71,6 +73,24 @@ def source(title: str, plans: Sequence[KernelPlan]) -> str:
     headers = ["cpu_sweep.h", *(["cpu_dropout.h"] if "math::kept<" in kernels else [])]
     included = "\n".join(f'#include "{name}"' for name in sorted(headers))
     return f"// {title}\n\n{included}\n\nnamespace kernels {{\n\n{kernels}\n\n}}\n"
+
+
+def walks_windows(plan: KernelPlan) -> bool:
+    """Return whether a kernel's columns are the places of a small window around each element, of
+    which nothing but the position is loaded. Each element then walks over its own: the kernel's
+    loops are those of its rows alone (``Sweep.over_elements``), and neighbours in memory are
+    neighbouring lanes."""
+    kernel = plan.kernel
+    if not plan.has_columns or plan.sums or plan.scans or not plan.reductions:
+        return False
+    sizes = [axis.size for axis in kernel.column_axes]
+    if not all(size.is_Integer for size in sizes) or math.prod(map(int, sizes)) > MOST_IN_WINDOW:
+        return False
+    columns = frozenset(kernel.column_axes)
+    positions = [one for one in plan.operands if columns & {*itertools.chain(*one.index)}]
+    are_alone = all(one.node is None and [*map(len, one.index)] == [1] for one in positions)
+    picks = (pick_of(one, kernel.column_axes, plan.axes_of) for one in plan.reductions)
+    return are_alone and not any(picks)
 
 
 class _Kernel:
@@ -98,16 +118,25 @@ class _Kernel:
         self.reciprocals: dict[Expression, str] = {}  # of divisors that do not depend on a column
         self.is_kept: set[Expression] = set()  # those of them that an earlier sweep has computed
         self.column_axes = frozenset(plan.kernel.column_axes)
-        self.has_columns = plan.has_columns or bool(plan.sums)
+        self.loop_names: dict[Axis, str] = {}  # of the loops over a window
+        self.walks_windows = walks_windows(plan)
+        self.has_columns = (plan.has_columns or bool(plan.sums)) and not self.walks_windows
+        # The kernel's loops have no place for positions in a window.
+        self.operands = [
+            one
+            for one in plan.operands
+            if not self.walks_windows or self.column_axes.isdisjoint(itertools.chain(*one.index))
+        ]
         self.guards = self.guards_along_rows()
         self.namer = Namer(sorted(KEYWORDS | FRAME | TYPES))
         self.names: dict[Expression, str] = {
             one: "columns" if name == "columns" else self.namer.name(name)
             for one, name in plan.value_names.items()
+            if not (self.walks_windows and name == "columns")
         }
         self.numbers = {size: self.namer.name(name) for size, name in plan.numbers.items()}
         self.steps = {name: self.namer.name(name) for name in plan.steps}
-        self.arrays = {one: self.namer.name(f"{one.name}_array") for one in plan.operands}
+        self.arrays = {one: self.namer.name(f"{one.name}_array") for one in self.operands}
         self.pointers = {one: self.namer.name(f"{one.name}_data") for one in plan.operands}
         # Products that the compiler could fuse with an addition, unlike PyTorch.
         self.fusible = {
@@ -132,7 +161,7 @@ class _Kernel:
         ]
         parameters += [f"int64_t {name}" for name in self.numbers.values()]
         parameters += [f"int64_t {name}" for name in self.steps.values()]
-        parameters.append(f"Loops<{len(plan.operands)}> loops")
+        parameters.append(f"Loops<{len(self.operands)}> loops")
         self.body()
         return "\n".join(
             [
@@ -151,6 +180,9 @@ class _Kernel:
             sums = [one.name for one in self.plan.stored if one.node in self.plan.sums]
             text += f" Sums {', '.join(sums)} over the rows."
         rows = self.axes(self.plan.kernel.row_axes)
+        if self.walks_windows:
+            window = self.axes(self.plan.kernel.column_axes)
+            return f"{text} A thread owns elements ({rows}) and walks over each one's ({window})."
         if not self.has_columns:
             return f"{text} A thread owns elements ({rows}), each read and written once."
         sweeps = len(list(filter(None, self.swept()))) + bool(self.stored(True))
@@ -171,10 +203,8 @@ class _Kernel:
         self.lines += filled(line, margin, margin + "    ")
 
     def body(self) -> None:
-        arrays = [self.arrays[one] for one in self.plan.operands]
-        data = [
-            "position" if one.node is None else self.pointers[one] for one in self.plan.operands
-        ]
+        arrays = [self.arrays[one] for one in self.operands]
+        data = ["position" if one.node is None else self.pointers[one] for one in self.operands]
         place = len(self.lines)
         short = f"  const auto [{', '.join(arrays)}] = arrays({', '.join(data)});"
         if len(short) <= 100:
@@ -194,6 +224,8 @@ class _Kernel:
             self.store(self.stored(True), "rows.each(")
             self.indent -= 1
             self.write("});")
+        elif self.walks_windows:
+            self.store_of_windows()
         elif same := self.same_along_rows():
             read = ", ".join(self.read_by(same))
             self.open(f"for_each_with_rows<Real, lane>(loops, std::tuple{{{read}}},")
@@ -221,7 +253,9 @@ class _Kernel:
     def guards_along_rows(self) -> dict[Expression, Expression]:
         """Return the guards of loads if one of them changes along a row. If none does, a safe place
         is computed once for a row."""
-        inner = self.column_axes or frozenset(self.plan.kernel.row_axes[-1:])
+        inner = self.column_axes
+        if not self.has_columns:
+            inner |= {*self.plan.kernel.row_axes[-1:]}
         found = guards_of(list(self.plan.stores.values()))
         return found if any(self.plan.axes_of(one) & inner for one in found.values()) else {}
 
@@ -388,8 +422,11 @@ class _Kernel:
         for one in chosen:
             name = self.names.get(one) or self.namer.name(self.wanted_name(one))
             self.names[one] = name
-            self.kept[one] = self.namer.name(f"{name}_kept")
-            self.write(f"const auto {self.kept[one]} = rows.room();")
+            self.kept[one] = kept = self.namer.name(f"{name}_kept")
+            if self.walks_windows:
+                self.write(f"V {kept}[{self.count_of_columns()}];")
+            else:
+                self.write(f"const auto {kept} = rows.room();")
 
     def is_slow(self, one: Expression, loaded: Container[Expression]) -> bool:
         """Return whether a value takes longer to compute for an element than to load, where the
@@ -429,6 +466,66 @@ class _Kernel:
             return f"Count{{math::mask<V>({self.vector(operand, 'bool')})}}"
         return f"{CPP_REDUCTIONS[one.function]}{{{self.vector(one.operand, kind)}}}"
 
+    def store_of_windows(self) -> None:
+        """Write the loop over the elements, in which each walks over its window."""
+        stored = self.plan.stored
+        values = [self.plan.stores[one.node] for one in stored if one.node is not None]
+        terms = [one.operand for one in self.plan.reductions]
+        walk = self.by_stretch("for_each<Real, lane>(loops, ", [*terms, *values])
+        self.open(f"{walk}[=](auto at) {{")
+        outer = dict(self.known)
+        self.choose_kept()
+        for reduced in self.swept():
+            self.reduce_window(reduced)
+        self.define(values)
+        self.store_values(stored, values)
+        self.close(outer)
+
+    def reduce_window(self, reduced: Sequence[Reduced]) -> None:
+        """Write the loops over the columns that compute the reductions of one element."""
+        terms = [one.operand for one in reduced]
+        self.define(self.on_rows(terms))
+        combine: dict[Reduced, str] = {}
+        for one in reduced:
+            vector = "V" if element_kind(one) == "float" else "LongIntegers<V>"
+            combine[one] = f"{CPP_REDUCTIONS[one.function]}<{vector}>"
+            neutral = f"math::splat<{vector}>({combine[one]}::neutral())"
+            self.write(f"auto {self.names[one]} = {neutral};")
+        outer = dict(self.known)
+        for axis in self.plan.kernel.column_axes:
+            name = self.known[Position((axis,))] = self.loop_name(axis)
+            self.write(f"for (int64_t {name} = 0; {name} < {axis.size}; ++{name}) {{")
+            self.indent += 1
+        self.define(terms)
+        for one, term in zip(reduced, terms, strict=True):
+            name, text = self.names[one], self.vector(term, element_kind(one))
+            self.write(f"{name} = {combine[one]}::combine({name}, {text});")
+        for _ in self.plan.kernel.column_axes:
+            self.indent -= 1
+            self.write("}")
+        self.known = outer | {one: self.names[one] for one in reduced}
+
+    def loop_name(self, axis: Axis) -> str:
+        """Return the name of the loop over an axis of a window."""
+        if axis not in self.loop_names:
+            self.loop_names[axis] = self.namer.name(self.plan.axis_names[axis])
+        return self.loop_names[axis]
+
+    def count_of_columns(self) -> int:
+        return math.prod(int(axis.size) for axis in self.plan.kernel.column_axes)
+
+    def kept_text(self, one: Expression) -> str:
+        """Return the text of a value that an earlier sweep has kept, or where this one keeps it."""
+        kept = self.kept[one]
+        if not self.walks_windows:
+            return f"at({kept})"
+        first, *others = self.plan.kernel.column_axes
+        place = self.loop_name(first)
+        for count, axis in enumerate(others):
+            place = f"({place})" if count else place
+            place = f"{place} * {axis.size} + {self.loop_name(axis)}"
+        return f"{kept}[{place}]"
+
     def pick(self, one: Reduced, picked: Pick) -> None:
         """Write the computation of a value at a single column, which no sweep can keep."""
         if picked.index not in self.known:
@@ -464,6 +561,10 @@ class _Kernel:
         self.open(f"{self.by_stretch(walk, values)}[=](auto at) {{")
         outer = dict(self.known)
         self.define(values)
+        self.store_values(operands, values)
+        self.close(outer)
+
+    def store_values(self, operands: Sequence[Operand], values: Sequence[Expression]) -> None:
         for operand, value in zip(operands, values, strict=True):
             assert operand.node is not None
             text = self.vector(value, operand.node.kind)
@@ -471,7 +572,6 @@ class _Kernel:
                 self.write(f"at.add({self.sums[operand]}, {text});")
             else:
                 self.write(f"at.store({self.arrays[operand]}, {text});")
-        self.close(outer)
 
     def open(self, line: str) -> None:
         self.write(line)
@@ -548,7 +648,7 @@ class _Kernel:
             elif isinstance(one, (Apply, Load, Position)):
                 found[one] = None
 
-        if self.has_columns:
+        if self.has_columns or self.walks_windows:
             for one in expressions:
                 visit(one)
         return list(found)
@@ -612,7 +712,7 @@ class _Kernel:
         """Write the statements after which each of ``expressions`` has a text."""
         for one in self.needed(expressions):
             if one in self.is_kept:
-                self.write(f"const auto {self.names[one]} = at({self.kept[one]});")
+                self.write(f"const auto {self.names[one]} = {self.kept_text(one)};")
                 self.known[one] = self.names[one]
             elif isinstance(one, (Load, Position)):
                 self.write(f"const auto {self.names[one]} = {self.loaded(one)};")
@@ -625,7 +725,8 @@ class _Kernel:
             elif isinstance(one, Apply) and one in self.names and not is_number(one):
                 text = self.formula(one)
                 if one in self.kept:
-                    text = f"at.keep({self.kept[one]}, {text})"
+                    kept = f"{self.kept_text(one)} = {text}"
+                    text = kept if self.walks_windows else f"at.keep({self.kept[one]}, {text})"
                     self.is_kept.add(one)
                 self.write(f"const auto {self.names[one]} = {text};")
                 self.known[one] = self.names[one]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 
-from fuselab.ejection import emit_cuda, emit_triton
+from fuselab.ejection import emit_cpp, emit_cuda, emit_triton
 from fuselab.ejection.followed_dtypes import dtype_texts, dtypes_of_calls, dtypes_of_kernels
 from fuselab.ejection.graph_nodes import expression_of
 from fuselab.ejection.held import Held
@@ -539,6 +539,16 @@ def _cuda(plans: Sequence[KernelPlan]) -> list[str]:
     return [*lines, "    }", ")"]
 
 
+def _cpp(plans: Sequence[KernelPlan]) -> list[str]:
+    """Return the statement that names the C++ kernels and those that walk over windows."""
+    path = 'Path(__file__).with_name("cpu_kernels.cpp")'
+    windows = [plan.name for plan in with_code(plans) if emit_cpp.walks_windows(plan)]
+    if not windows:
+        return [f"_CPP = CppSweeps({path})"]
+    names = [f'        "{name}",' for name in windows]
+    return ["_CPP = CppSweeps(", f"    {path},", "    windows=(", *names, "    ),", ")"]
+
+
 def triton_names(package: Package) -> list[str]:
     """Return what launchers import from ``triton_sweep``."""
     plans = (*package.forward, *package.triton_backward)
@@ -598,7 +608,7 @@ def _launchers(package: Package, has_gradient: bool, languages: Sequence[str]) -
         if name == "cuda":
             lines += _cuda([*package.forward, *package.backward])
         else:
-            lines.append('_CPP = CppSweeps(Path(__file__).with_name("cpu_kernels.cpp"))')
+            lines += _cpp([*package.forward, *package.backward])
         lines.append(f"forward_{name} = partial(_forward, _{name.upper()})")
         if has_gradient:
             lines.append(f"backward_{name} = partial({functions[name]}, _{name.upper()})")

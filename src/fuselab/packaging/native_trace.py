@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuselab.runtime.cpp_sweep import CppSweeps
-from fuselab.runtime.sweep import Sweep
+from fuselab.runtime.sweep import Sweep, axes_of_dims
 
 # Names that mean something else in the C++ text.
 _TAKEN = frozenset(
@@ -118,6 +118,14 @@ def _recording(launches: dict[str, Launch]) -> Iterator[None]:
         numbers: Sequence[int] = (),
     ) -> None:
         rows, columns, operands = swept.__dict__["declared"]
+        places = len(operands)
+        if name in self.windows:
+            operands = [
+                (tensor, pattern)
+                for tensor, pattern in operands
+                if not any(axis in columns for axes in axes_of_dims(pattern) for axis in axes)
+            ]
+            columns = {}
         tensors = [tensor for tensor, _ in operands if tensor is not None]
         key = f"{name} {len(launches)}"
         launches[key] = Launch(
@@ -126,7 +134,7 @@ def _recording(launches: dict[str, Launch]) -> Iterator[None]:
             compute,
             (*rows, *columns),
             len(rows),
-            swept.read,
+            swept.read - (places - len(operands)),
             swept.in_order,
             tuple(pattern for _, pattern in operands),
             tuple(tensor is not None for tensor, _ in operands),

@@ -36,10 +36,15 @@ CPP_TYPES = {
 
 
 class CppSweeps:
-    """The sweeping kernels of a package's ``cpu_kernels.cpp``, written with ``cpu_sweep.h``."""
+    """The sweeping kernels of a package's ``cpu_kernels.cpp``, written with ``cpu_sweep.h``.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    Args:
+        windows: the names of the kernels in which each element walks over its columns itself.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], windows: Sequence[str] = ()) -> None:
         self._source = CppSource(path)
+        self.windows = frozenset(windows)
 
     @property
     def path(self) -> Path:
@@ -55,6 +60,8 @@ class CppSweeps:
             compute: the dtype of the arithmetic, float32 or float64.
             numbers: sizes that the kernel computes with.
         """
+        if name in self.windows:
+            swept = swept.over_elements()
         swept = swept.with_rows_apart()
         self._launch(name, swept, compute, numbers)
         swept.copy_back()

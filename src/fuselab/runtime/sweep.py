@@ -246,6 +246,22 @@ class Sweep:
         found._copied_back = (*own, *self._copied_back)
         return found
 
+    def over_elements(self) -> Sweep:
+        """Return the sweep of a kernel in which each element of the rows walks over the columns
+        itself: one over the rows alone, without the operands that are positions along columns."""
+        places = [place for place, is_on in enumerate(self.on_columns) if not is_on]
+        found = self._with(
+            *_innermost_apart(
+                Loops(self.rows.sizes, tuple(self.rows.strides[place] for place in places))
+            )
+        )
+        found.tensors = tuple(self.tensors[place] for place in places)
+        found.on_rows = tuple(self.on_rows[place] for place in places)
+        found.on_columns = (False,) * len(places)
+        found.read = self.read - (len(self.tensors) - len(places))
+        found._has_columns = False
+        return found
+
     def in_rows_and_columns(self) -> Sweep:
         """Return the sweep of a kernel with reductions as one loop over rows and one over columns,
         in which operands have neighbours one after the other, in this order. Where they lie

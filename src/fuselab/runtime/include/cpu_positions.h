@@ -656,6 +656,8 @@ template <class V, class From>
 FUSELAB_INLINE V real_of_integer(From value) {
   if constexpr (std::is_same_v<From, LongIntegers<V>>) {
     return __builtin_convertvector(value, V);
+  } else if constexpr (std::is_same_v<From, int64_t>) {
+    return splat<V>(Scalar<V>(value));
   } else if constexpr (std::is_same_v<From, Narrow<V>>) {
     return __builtin_convertvector(value.lane, V);
   } else if constexpr (std::is_same_v<From, SmallStepped<V>>) {

@@ -540,6 +540,10 @@ class At {
     const int64_t step = stride_of<place>() + beyond.step;
     const auto* const first = first_of<place, Plain>(array) + beyond.first;
     if (step == 0) return computed<V, Plain>(*first - StoredLanes<V, Plain>{});
+    if constexpr (has_masked_tail<V, Plain>) {
+      if (step == 1 && count_ < lanes<V>)
+        return load<V>(reinterpret_cast<const Plain*>(first), First{count_});
+    }
     return computed<V, Plain>(load_lanes<V, Plain>(first, step, count_));
   }
   template <int place, class Element>
