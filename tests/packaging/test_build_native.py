@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import fuselab
 from fuselab.cli.main import run
 from fuselab.errors import UnsupportedError
-from fuselab.op import Case, FusedOp, Implementation
+from fuselab.op import Case, FusedOp, Gradient, Implementation, Inputs
 from fuselab.packaging import native, native_operator
 from fuselab.runtime.cpp_sweep import CppSweeps
 from fuselab.runtime.sweep import Sweep
@@ -77,6 +77,30 @@ def test_sizes_become_symbols_and_equal_ones_are_asked_for(tmp_path: Path) -> No
     assert "kernels::twice<Lane::row, float, float, float>" in (written.launches or "")
     assert "x.size(0) != " not in written.operator  # any number of rows, of any width
     assert not written.has_gradient
+
+
+def _every_second(x: Tensor) -> Tensor:
+    return x[:, :, ::2].exp()
+
+
+def test_an_output_is_not_taken_for_as_long_as_an_argument() -> None:
+    """The first sizes that are tried are 7, 11 and 13, and every second of 13 are 7."""
+
+    def gradient(needs: Sequence[bool], grad: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        return (torch.zeros_like(x),)
+
+    op = FusedOp(
+        name="native_test::every_second",
+        reference=_every_second,
+        implementations={},
+        cases=[Case.normal([(4, 5, 9)])],
+        draw=lambda source: Inputs((source.tensor(*(source.size() for _ in range(3))),)),
+        gradient=Gradient(save=lambda result, x: (x,), reference=gradient),
+    )
+    written = native_operator.native_operator(op, [torch.float32])
+    assert written.has_gradient
+    assert "result_0.size(0)" in written.operator
+    assert "result_0.size(2) != " not in written.operator
 
 
 def test_what_has_no_form_in_cpp_is_refused() -> None:

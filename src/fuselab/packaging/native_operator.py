@@ -26,15 +26,16 @@ from fuselab.runtime.dispatch.register import registration_of
 from fuselab.runtime.dispatch.schema import upstream_parameters
 
 _SEED = 0
+_DRAWS = 6
 _PRIMES = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71)
 
 
 class _DistinctSizes:
     """A ``Draw`` in which no two sizes are equal, so that each size becomes a symbol of its own."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, first: int) -> None:
         self.device, self.dtype = torch.device("cpu"), dtype
-        self._sizes: Iterator[int] = iter(_PRIMES)
+        self._sizes: Iterator[int] = iter(_PRIMES[first:])
 
     def size(self, *interesting: int) -> int:
         return next(self._sizes)
@@ -135,31 +136,37 @@ def native_operator(op: FusedOp, dtypes: Sequence[torch.dtype]) -> NativeOperato
 
 
 def _example(op: FusedOp, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Return example arguments with as many different sizes as are known."""
-    found: list[tuple[Any, ...]] = []
-    generator = torch.Generator().manual_seed(_SEED)
-    if op.draw is not None:
-        with contextlib.suppress(Exception):  # it needs other sizes than these
-            found.append(op.bind(op.draw(_DistinctSizes(dtype))))
-    for case in (*op.cases, *op.cpu_cases):
-        if "huge" in case.tags:
-            continue
-        inputs: Inputs = case.make(torch.device("cpu"), dtype, generator)
-        found.append(op.bind(inputs))
-    if not found:
-        raise UnsupportedError(f"{op.name} declares no cases, from which the sizes are known.")
+    """Return example arguments with as many different sizes as are known, in what the operator
+    returns too: an output as long as an unrelated argument would be taken for equally long."""
+    counts: list[int] = []
+    examples: list[tuple[Any, ...]] = []
 
-    def different(args: tuple[Any, ...]) -> int:
-        sizes = {size for arg in tensors_in(args) for size in arg.shape}
-        return len(sizes - {0, 1})
+    def add(args: tuple[Any, ...]) -> None:
+        with torch.no_grad():
+            results = op.returned_by_forward(op.with_residuals(op.reference(*args), args))
+        sizes = {size for one in (*tensors_in(args), *results) for size in one.shape}
+        counts.append(len(sizes - {0, 1}))
+        examples.append(args)
+
+    generator = torch.Generator().manual_seed(_SEED)
+    for case in (*op.cases, *op.cpu_cases):
+        if "huge" not in case.tags:
+            inputs: Inputs = case.make(torch.device("cpu"), dtype, generator)
+            add(op.bind(inputs))
+    for first in range(_DRAWS if op.draw is not None else 0):
+        with contextlib.suppress(Exception):  # it needs other sizes than these
+            assert op.draw is not None
+            add(op.bind(op.draw(_DistinctSizes(dtype, first))))
+    if not examples:
+        raise UnsupportedError(f"{op.name} declares no cases, from which the sizes are known.")
 
     def constant(args: tuple[Any, ...]) -> list[Any]:
         return [arg for arg in args if not isinstance(arg, Tensor)]
 
     # Values that are not tensors are those of the first case, which the author wrote down.
-    written = constant(found[-1] if len(found) == 1 else found[1] if op.draw else found[0])
-    alike = [args for args in found if constant(args) == written] or found
-    best = max(alike, key=different)
+    written = constant(examples[0])
+    alike = [place for place, args in enumerate(examples) if constant(args) == written]
+    best = examples[max(alike, key=counts.__getitem__)]
     return tuple(arg.contiguous() if isinstance(arg, Tensor) else arg for arg in best)
 
 
