@@ -116,10 +116,10 @@ class AdaptivePooling(Pooling):
         return self.element(node, "is_inside", sizes_of_both(place, end), "bool", "lt", place, end)
 
     def covering(
-        self, node: FxNode, windows: AnyWindows, wide: Sequence[sympy.Expr]
+        self, node: FxNode, windows: AnyWindows, wide: Sequence[sympy.Expr], may_miss: bool
     ) -> tuple[list[Node], Node | None]:
         if isinstance(windows, Windows):
-            return super().covering(node, windows, wide)
+            return super().covering(node, windows, wide, may_miss)
         first = len(wide) - 2 * windows.rank
         places, conditions = [], []
         for dim, word in enumerate(windows.words):
@@ -145,10 +145,10 @@ class AdaptivePooling(Pooling):
         return places, self.both(node, conditions)
 
     def from_windows(
-        self, node: FxNode, of_windows: Sequence[Node], windows: AnyWindows
+        self, node: FxNode, of_windows: Sequence[Node], windows: AnyWindows, may_miss: bool = False
     ) -> tuple[list[Node], Node | None]:
         if isinstance(windows, Windows) or not all(windows.are_equal):
-            return super().from_windows(node, of_windows, windows)
+            return super().from_windows(node, of_windows, windows, may_miss)
         spread = [self.spread_over_blocks(node, one, windows) for one in of_windows]
         return [self.spread(node, one, 0, windows.rank) for one in spread], None
 

@@ -6,7 +6,6 @@ threads and the strides are those of ``fuselab/runtime/include/cpu_sweep.h``.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -55,10 +54,10 @@ from fuselab.ejection.loops import (
 )
 from fuselab.ejection.picks import Pick, is_number, pick_of
 from fuselab.ejection.plan import KernelPlan, Namer, Operand, with_code
+from fuselab.ejection.walked_windows import on_elements, walks_windows
 from fuselab.errors import EjectError
 
 MOST_PHASES = 8  # in which rows are taken where their positions are divided
-MOST_IN_WINDOW = 32  # columns that an element walks over by itself
 SWEEP = "sweep<Real, lane>(loops"  # the beginning of the call that sweeps
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "not"})
 # What positions take without becoming vectors (cpu_positions.h).
@@ -73,24 +72,6 @@ def source(title: str, plans: Sequence[KernelPlan]) -> str:
     headers = ["cpu_sweep.h", *(["cpu_dropout.h"] if "math::kept<" in kernels else [])]
     included = "\n".join(f'#include "{name}"' for name in sorted(headers))
     return f"// {title}\n\n{included}\n\nnamespace kernels {{\n\n{kernels}\n\n}}\n"
-
-
-def walks_windows(plan: KernelPlan) -> bool:
-    """Return whether a kernel's columns are the places of a small window around each element, of
-    which nothing but the position is loaded. Each element then walks over its own: the kernel's
-    loops are those of its rows alone (``Sweep.over_elements``), and neighbours in memory are
-    neighbouring lanes."""
-    kernel = plan.kernel
-    if not plan.has_columns or plan.sums or plan.scans or not plan.reductions:
-        return False
-    sizes = [axis.size for axis in kernel.column_axes]
-    if not all(size.is_Integer for size in sizes) or math.prod(map(int, sizes)) > MOST_IN_WINDOW:
-        return False
-    columns = frozenset(kernel.column_axes)
-    positions = [one for one in plan.operands if columns & {*itertools.chain(*one.index)}]
-    are_alone = all(one.node is None and [*map(len, one.index)] == [1] for one in positions)
-    picks = (pick_of(one, kernel.column_axes, plan.axes_of) for one in plan.reductions)
-    return are_alone and not any(picks)
 
 
 class _Kernel:
@@ -121,12 +102,7 @@ class _Kernel:
         self.loop_names: dict[Axis, str] = {}  # of the loops over a window
         self.walks_windows = walks_windows(plan)
         self.has_columns = (plan.has_columns or bool(plan.sums)) and not self.walks_windows
-        # The kernel's loops have no place for positions in a window.
-        self.operands = [
-            one
-            for one in plan.operands
-            if not self.walks_windows or self.column_axes.isdisjoint(itertools.chain(*one.index))
-        ]
+        self.operands = on_elements(plan) if self.walks_windows else plan.operands
         self.guards = self.guards_along_rows()
         self.namer = Namer(sorted(KEYWORDS | FRAME | TYPES))
         self.names: dict[Expression, str] = {

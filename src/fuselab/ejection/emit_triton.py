@@ -26,8 +26,9 @@ from fuselab.ejection.triton_functions import (
     sweeps_to_reduce,
 )
 from fuselab.ejection.triton_lists import OfLists, RowsOfLists
-from fuselab.ejection.triton_pointwise import Pointwise
+from fuselab.ejection.triton_pointwise import Pointwise, Windows
 from fuselab.ejection.triton_sums import SummingColumns, SummingRows, SumsOfShares
+from fuselab.ejection.walked_windows import walks_windows
 
 
 def source(title: str, plans: Sequence[KernelPlan]) -> str:
@@ -100,6 +101,8 @@ def reducing_text(plan: KernelPlan) -> str:
 def _functions(plan: KernelPlan) -> list[Function]:
     """Return the functions of a kernel: with sums over its rows there is one that adds up what
     programs leave."""
+    if walks_windows(plan):
+        return [Windows(plan)]
     plan = as_emitted(plan)
     if plan.sums:
         summing = SummingRows(plan) if plan.reductions else SummingColumns(plan)

@@ -65,6 +65,7 @@ KERNEL_FUNCTIONS = (
     "block_of_columns",
     "block_of_rows",
     "columns_between",
+    "is_in",
     "joined_exponentials",
     "joined_squares",
     "larger",
@@ -222,7 +223,7 @@ class KernelPlan:
 
 # What emitted code puts behind the name of an operand or of a value.
 SUFFIXES = (
-    *("_row", "_offset", "_terms", "_pointer", "_so_far", "_about"),
+    *("_row", "_line", "_offset", "_terms", "_pointer", "_so_far", "_about"),
     *("_strides", "_row_strides", "_column_strides"),
 )
 

@@ -34,6 +34,9 @@ from fuselab.ejection.triton_text import (
 )
 from fuselab.runtime.sweep import CHOSEN
 
+# A position that a kernel computes in a tensor: what depends on the row, the sign of what depends
+# on the column, this, and the name of the stride.
+Part = tuple[Expression, str, Expression, str]
 LAUNCHES = (
     "If PARTS programs share a row, each sweep is a launch of its own, and SWEEP is its number. "
     "A launch of the negative number joins what that sweep left; JOINED sweeps have been joined."
@@ -79,6 +82,13 @@ def partial_results(plan: KernelPlan) -> int:
     """Return how many values a program leaves for each row that it shares: the reductions, and for
     squared deviations the number of its columns."""
     return len(plan.reductions) + bool(plan.deviations)
+
+
+def is_not_negative(one: Apply) -> bool:
+    """Return whether a condition says that an integer is not negative."""
+    least = one.operands[-1]
+    is_zero = isinstance(least, Constant) and least.value == 0
+    return one.function == "ge" and is_zero and element_kind(one.operands[0]) == "int"
 
 
 def cast_of(one: Load) -> str:
@@ -142,6 +152,10 @@ class Function:
         self.outside = chosen_outside(self.guards, list(plan.stores.values()))
         self.partners = dict([*pairs, *((other, one) for one, other in pairs)])
         self.firsts = [one for one, _ in pairs]
+        # The names of pointers to where the windows of operands begin, and what those hold already
+        # of the positions in a window.
+        self.pointed: dict[Operand, str] = {}
+        self.advanced: dict[Operand, list[Part]] = {}
 
     @property
     def written(self) -> tuple[Operand, ...]:
@@ -234,6 +248,10 @@ class Function:
     def address(self, operand: Operand, is_guarded: bool = False) -> str:
         """Return the text of the operand's addresses. Offsets are added up before the pointer is,
         because they have 32 bits where that is enough, and a pointer 64."""
+        if operand in self.pointed:
+            advanced = self.advanced.get(operand, [])
+            parts = [one for one in self.parted(operand, is_guarded) if one not in advanced]
+            return " + ".join((self.pointed[operand], *self.within(parts)))
         place, chosen = self.place(operand), self.chosen_places(operand, is_guarded)
         offsets = " + ".join(filter(None, (place, *chosen)))
         if chosen and "+" in offsets:
@@ -276,6 +294,60 @@ class Function:
         """Return the text of the mask of the operand's elements; empty for a single element."""
         raise NotImplementedError
 
+    def within(self, parts: Sequence[Part]) -> list[str]:
+        """Return the text of the offset in a window that these parts are; none if there are no
+        parts."""
+        texts = [
+            f"{sign} {self.in_parentheses(column)} * {step}" for _, sign, column, step in parts
+        ]
+        offset = re.sub(r"^\+ |(?<=^-) ", "", " ".join(texts))
+        return (
+            [f"({offset})"] if len(parts) > 1 or offset.startswith("-") else [offset] * len(parts)
+        )
+
+    def parted(self, operand: Operand, is_guarded: bool) -> list[Part]:
+        """Return the positions that the kernel computes in a tensor, none if one is no sum or
+        difference of what depends on the row and on the column, as one that is made safe."""
+        found = []
+        for chosen, step in operand.chosen:
+            value = unguarded(chosen) if is_guarded else chosen
+            if not isinstance(value, Apply) or value.function not in ("add", "sub"):
+                return []
+            row, column = value.operands
+            if value.function == "add" and not self._is_of_rows(row):
+                row, column = column, row
+            if not self._is_of_rows(row) or self.plan.axes_of(column) & self.row_axes:
+                return []
+            found.append((row, "+" if value.function == "add" else "-", column, step))
+        return found
+
+    def _is_of_rows(self, one: Expression) -> bool:
+        return not self.plan.axes_of(one) & self.column_axes
+
+    def point_at_rows(self, values: Sequence[Expression]) -> None:
+        """Write pointers to where the windows of the rows begin, in what ``values`` are made of:
+        what the columns add to them is the same for all rows."""
+        for one in walk(values):
+            operand = self.operand_of(one)
+            if operand is None or operand in self.pointed or self.has(operand, self.column_axes):
+                continue
+            if not (parts := self.parted(operand, one in self.guards)):
+                continue
+            self.define([row for row, _, _, _ in parts])
+            offsets = [f"{self.in_parentheses(row)} * {step}" for row, _, _, step in parts]
+            place = " + ".join([*filter(None, [self.place(operand)]), *offsets])
+            self.write(f"{operand.name}_row = {self.pointer(operand)} + ({place})")
+            self.pointed[operand] = f"{operand.name}_row"
+
+    def operand_of(self, one: Expression) -> Operand | None:
+        """Return the operand of which a value is an element; None of any other value."""
+        name = self.plan.value_names.get(one) if isinstance(one, Load) else None
+        return next((each for each in self.plan.loads if each.name == name), None)
+
+    def in_parentheses(self, one: Expression) -> str:
+        text = self.value(one)
+        return text if text.isidentifier() else f"({text})"
+
     # --- values
 
     def children(self, one: Expression) -> tuple[Expression, ...]:
@@ -311,7 +383,8 @@ class Function:
 
     @property
     def exists(self) -> str:
-        """The text of which elements of a tile exist, as far as a reduction has to know."""
+        """The text of which elements of a tile exist, as far as a reduction has to know; empty if
+        it takes those of all that do."""
         return "exists"
 
     def term(self, one: Reduced | Scanned) -> str:
@@ -327,7 +400,7 @@ class Function:
             return value
         if one.kind == "int":
             value = f"({value}).to({self.dtype_of(one)})"
-        return f"tl.where({self.exists}, {value}, {self.neutral_of(one)})"
+        return f"tl.where({self.exists}, {value}, {self.neutral_of(one)})" if self.exists else value
 
     def dtype_of(self, one: Reduced | Scanned) -> str:
         """Return the text of the dtype of a reduction: positions have as many bits as all others of
@@ -396,6 +469,8 @@ class Function:
         return self.formula(one)
 
     def formula(self, one: Apply) -> str:
+        if one.function == "and" and (conditions := self.conditions(one)) is not None:
+            return conditions
         by = one.operands[-1]
         if one.function == "div" and isinstance(by, Constant) and is_power_of_two(by.value):
             one = Apply("mul", (one.operands[0], Constant(1 / by.value)), one.kind)
@@ -421,6 +496,37 @@ class Function:
                 text = f"({text})"  # a negative constant
             texts.append(text)
         return template.format(*texts)
+
+    def conditions(self, one: Apply) -> str | None:
+        """Return the text of conditions that hold together, where two of them say that a position
+        is in a dimension; None if no two do."""
+        parts: list[Expression] = []
+        stack: list[Expression] = [one]
+        while stack:
+            part = stack.pop()
+            if isinstance(part, Apply) and part.function == "and" and part not in self.known:
+                stack += reversed(part.operands)
+            else:
+                parts.append(part)
+        below = {
+            part.operands[0]: part
+            for part in parts
+            if isinstance(part, Apply) and part.function == "lt" and part not in self.known
+        }
+        texts: list[str] = []
+        both: set[Expression] = set()
+        for part in parts:
+            if not isinstance(part, Apply) or part in self.known:
+                texts.append(self.value(part))
+            elif is_not_negative(part) and part.operands[0] in below:
+                other = below[part.operands[0]]
+                both.add(other)
+                texts.append(
+                    f"is_in({self.value(part.operands[0])}, {self.value(other.operands[1])})"
+                )
+            elif part not in both:
+                texts.append(f"({self.value(part)})")
+        return " & ".join(texts) if both else None
 
     def named(self, one: Apply, text: str) -> str:
         """Give a value a name in a line of its own, and return the name."""
@@ -485,7 +591,6 @@ class Rows(Function):
         super().__init__(plan)
         self.depth = sweeps_to_reduce(plan)
         self.stores_in_last_reduction = not stores_in_a_sweep_of_its_own(plan)
-        self.pointed: set[Operand] = set()  # those with a pointer to where the rows' windows begin
         self.has_windows = any(one.chosen for one in plan.loads) and not any(
             one.node is not None and self.has(one, self.column_axes) for one in plan.operands
         )
@@ -549,13 +654,6 @@ class Rows(Function):
             offset = f"offset({self.column}, {operand.name}_column_strides)"
             places = offset, *self.chosen_places(operand, is_guarded)
             return " + ".join((f"{operand.name}_row", *places))
-        if operand in self.pointed:
-            texts = [
-                f"{sign} {self.in_parentheses(column)} * {step}"
-                for _, sign, column, step in self.parted(operand, is_guarded)
-            ]
-            offsets = re.sub(r"^\+ |(?<=^-) ", "", " ".join(texts))
-            return f"{operand.name}_row + ({offsets})"
         return super().address(operand, is_guarded)
 
     def children(self, one: Expression) -> tuple[Expression, ...]:
@@ -621,48 +719,6 @@ class Rows(Function):
         for one in filter(self.has_row_pointer, (*self.plan.loads, *self.written)):
             offset = f"offset(row, {one.name}_row_strides)"
             self.write(f"{one.name}_row = {self.pointer(one)} + {offset}")
-
-    def parted(
-        self, operand: Operand, is_guarded: bool
-    ) -> list[tuple[Expression, str, Expression, str]]:
-        """Return the positions that the kernel computes in a tensor, each as a part that depends on
-        the row, the sign of one that depends on the column, this, and the name of the stride; none
-        if a position is no such sum or difference, as one that is made safe."""
-        found = []
-        for chosen, step in operand.chosen:
-            value = unguarded(chosen) if is_guarded else chosen
-            if not isinstance(value, Apply) or value.function not in ("add", "sub"):
-                return []
-            row, column = value.operands
-            if value.function == "add" and not self._is_of_rows(row):
-                row, column = column, row
-            if not self._is_of_rows(row) or self.plan.axes_of(column) & self.row_axes:
-                return []
-            found.append((row, "+" if value.function == "add" else "-", column, step))
-        return found
-
-    def _is_of_rows(self, one: Expression) -> bool:
-        return not self.plan.axes_of(one) & self.column_axes
-
-    def point_at_rows(self, values: Sequence[Expression]) -> None:
-        """Write pointers to where the windows of the rows begin, in what ``values`` are made of:
-        what the columns add to them is the same for all rows."""
-        for one in walk(values):
-            name = self.plan.value_names.get(one) if isinstance(one, Load) else None
-            operand = next((each for each in self.plan.loads if each.name == name), None)
-            if operand is None or operand in self.pointed or self.has(operand, self.column_axes):
-                continue
-            if not (parts := self.parted(operand, one in self.guards)):
-                continue
-            self.define([row for row, _, _, _ in parts])
-            offsets = [f"{self.in_parentheses(row)} * {step}" for row, _, _, step in parts]
-            place = " + ".join([*filter(None, [self.place(operand)]), *offsets])
-            self.write(f"{operand.name}_row = {self.pointer(operand)} + ({place})")
-            self.pointed.add(operand)
-
-    def in_parentheses(self, one: Expression) -> str:
-        text = self.value(one)
-        return text if text.isidentifier() else f"({text})"
 
     def sweeps(self) -> None:
         """Write the sweeps over the columns, and the stores."""

@@ -359,10 +359,11 @@ class Pooling(ChosenElements):
     # --- backward
 
     def covering(
-        self, node: FxNode, windows: AnyWindows, wide: Sequence[sympy.Expr]
+        self, node: FxNode, windows: AnyWindows, wide: Sequence[sympy.Expr], may_miss: bool
     ) -> tuple[list[Node], Node | None]:
-        """Return along each dimension a window that can cover an element, and whether it does.
-        ``wide`` has the sizes of the tensor, then the numbers of windows."""
+        """Return along each dimension a window that can cover an element, and whether it does, or
+        if it ``may_miss`` the element, whether there is such a window. ``wide`` has the sizes of
+        the tensor, then the numbers of windows."""
         assert isinstance(windows, Windows)
         first = len(wide) - 2 * windows.rank
         places, conditions = [], []
@@ -385,8 +386,11 @@ class Pooling(ChosenElements):
             start = self.affine(node, "start", place, step, 0)
             distance = self.whole(node, "distance", sizes, "sub", position, start)
             reach = (windows.kernel[dim] - 1) * windows.dilation[dim] + 1
-            conditions += self.in_dimension(node, place, windows.results[dim])
-            if step != 1:  # else the distance is that to one of as many windows as cover an element
+            inside = self.in_dimension(node, place, windows.results[dim])
+            # A position divided by the step is not negative.
+            conditions += inside if windows.covering[dim] != 1 else inside[1:]
+            # The last of these windows begins ``covering * step - 1`` before the element at most.
+            if windows.covering[dim] * step > reach and not may_miss:
                 conditions.append(
                     self.element(node, "is_inside", sizes, "bool", "lt", distance, Constant(reach))
                 )
@@ -394,12 +398,12 @@ class Pooling(ChosenElements):
         return places, self.both(node, conditions)
 
     def from_windows(
-        self, node: FxNode, of_windows: Sequence[Node], windows: AnyWindows
+        self, node: FxNode, of_windows: Sequence[Node], windows: AnyWindows, may_miss: bool = False
     ) -> tuple[list[Node], Node | None]:
         """Return tensors of results at the windows that can cover each element, and whether they
-        do; None if they always do."""
+        do, or if they ``may_miss`` it, whether they exist; None if that is always so."""
         sizes = (*self.sizes_of(node), *windows.covering)
-        places, is_inside = self.covering(node, windows, sizes)
+        places, is_inside = self.covering(node, windows, sizes, may_miss)
         first = len(of_windows[0].sizes) - windows.rank
         safe = [self.inside_or_first(node, place, is_inside) for place in places]
         found = [
@@ -472,7 +476,10 @@ class Pooling(ChosenElements):
                 f".scatter_add_(-1, {{3}}.{last}, {{0}}.{last}.to({{2}})).view({{1}})",
                 gradient, self.sizes_of(node), "float", place,
             )  # fmt: skip
-        (of_windows, chosen), is_inside = self.from_windows(node, [gradient, place], windows)
+        # The largest element of a window that misses this one is another.
+        (of_windows, chosen), is_inside = self.from_windows(
+            node, [gradient, place], windows, may_miss=True
+        )
         sizes = of_windows.sizes
         first = len(sizes) - 2 * windows.rank
         own = [self.along(node, sizes, first + dim) for dim in range(windows.rank)]

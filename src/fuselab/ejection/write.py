@@ -22,6 +22,7 @@ from fuselab.ejection.write_launchers import (
     LANGUAGES,
     launcher_parts,
     patterns,
+    sweep_names,
     triton_names,
 )
 from fuselab.ejection.write_module import module_text
@@ -88,7 +89,8 @@ def test_{name}() -> None:
 
 
 def _op(package: Package) -> str:
-    parts = [_imports(package, package.has_gradient), *launcher_parts(package, LANGUAGES)]
+    launchers = launcher_parts(package, LANGUAGES)
+    parts = [_imports(package, package.has_gradient, sweep_names(launchers)), *launchers]
     optional = draw_text(package), autocast_text(package), _prefer_text(package)
     parts += [text for text in optional if text]
     parts += [cases_text(package), declaration_text(package, LANGUAGES)]
@@ -96,7 +98,8 @@ def _op(package: Package) -> str:
     return head + "\n\n".join(parts)
 
 
-def _imports(package: Package, has_gradient: bool) -> str:
+def _imports(package: Package, has_gradient: bool, names: Sequence[str]) -> str:
+    """Return the imports of ``op.py``; ``names`` are those of the module of sweeps."""
     has_draw, has_autocast = bool(draw_text(package)), bool(autocast_text(package))
     needs_sequences = has_gradient or package.lists or package.pools_adaptively
     contract = [
@@ -130,7 +133,7 @@ def _imports(package: Package, has_gradient: bool) -> str:
         "from fuselab.runtime.cuda_sweep import CudaSweeps",
         *call_imports(package),
         f"from fuselab.runtime.signature import {', '.join(signature)}",
-        "from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype",
+        f"from fuselab.runtime.sweep import {', '.join(names)}",
         f"from fuselab.runtime.triton_sweep import {', '.join(triton_names(package))}, configs",
         "",
         "from . import triton_kernels",

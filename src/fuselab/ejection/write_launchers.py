@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 
-from fuselab.ejection import emit_cpp, emit_cuda, emit_triton
+from fuselab.ejection import emit_cuda, emit_triton
 from fuselab.ejection.followed_dtypes import dtype_texts, dtypes_of_calls, dtypes_of_kernels
 from fuselab.ejection.graph_nodes import expression_of
 from fuselab.ejection.held import Held
@@ -25,11 +25,12 @@ from fuselab.ejection.loops import (
     Pieces,
     Pointwise,
     Reduction,
+    chosen_in,
     operands_of,
 )
 from fuselab.ejection.package import Package
 from fuselab.ejection.pairs import pairs_of
-from fuselab.ejection.plan import KernelPlan, with_code
+from fuselab.ejection.plan import KernelPlan, Operand, with_code
 from fuselab.ejection.stored import (
     behind_calls,
     constant_of,
@@ -39,6 +40,7 @@ from fuselab.ejection.stored import (
     stored_as,
 )
 from fuselab.ejection.taken import tensors_in
+from fuselab.ejection.walked_windows import on_elements, walks_windows
 from fuselab.ejection.write_gradient import unpacked_upstream, upstream_type
 from fuselab.ejection.write_reference import declared, outputs_type, unpacked
 
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 # The languages of a package's kernels, and the device of each.
 DEVICES = {"triton": "cuda", "cuda": "cuda", "cpp": "cpu"}
 LANGUAGES = tuple(DEVICES)
+ORDERED = "empty_in_order"
 
 
 def annotated(names: Sequence[str]) -> str:
@@ -198,7 +201,8 @@ def _launches(package: Package, plans: Sequence[KernelPlan], given: Sequence[str
                 name = package.result_name(node, plans)
             if not is_output or len(package.output_names) == 1:  # else they are allocated together
                 like = gradients.get(node)
-                made = _allocation(package, node, like, given, is_output, node not in wide)
+                order = _in_the_order_of(plan, operand, held) if node not in wide else None
+                made = _allocation(package, node, like, given, is_output, node not in wide, order)
                 if like is not None and node in read_again:
                     # In an argument's dtype, which may be narrower, others would be summed up.
                     made = f"torch.empty_like({like}, dtype={_upstream_dtype(package, like)})"
@@ -368,10 +372,11 @@ def _allocation(
     given: Sequence[str],
     is_output: bool,
     may_be_narrow: bool = False,
+    order: str | None = None,
 ) -> str:
     """Return the text of a new tensor: an output, the gradient of the argument ``like``, or one
     that later kernels read, whose integers are chosen for what they can be if it
-    ``may_be_narrow``."""
+    ``may_be_narrow``, and whose dimensions are in the order of those of ``order``."""
     if is_output:
         return f"output_like(reference, {', '.join(package.parameters)})"
     if like is not None:
@@ -384,7 +389,26 @@ def _allocation(
     of = node.operands[0] if isinstance(node, Pointwise) and node.function == "abs" else node
     if may_be_narrow and isinstance(of, Reduction) and of.places is not None:
         dtype = f"torch.int32 if {package.sizes.text(of.places)} < 2**31 else torch.int64"
+    if order is not None:
+        return f"{ORDERED}({order}, ({sizes}), {dtype})"
     return f"torch.empty(({sizes}), dtype={dtype}, device={given[0]}.device)"
+
+
+def _in_the_order_of(plan: KernelPlan, stored: Operand, held: Held) -> str | None:
+    """Return the text of a tensor that a kernel reads where it writes the elements of another, at
+    places that it may compute: those of both should follow one another in the same order."""
+    index = stored.index
+    if len(index) < 2 or stored.node is None or isinstance(stored.node, Pieces):
+        return None
+    for one in plan.loads:
+        if one.node is None or len(one.index) != len(index):
+            continue
+        pairs = list(zip(one.index, index, strict=True))
+        if any(mine and mine == own for mine, own in pairs) and all(
+            mine == own or chosen_in((mine,)) for mine, own in pairs
+        ):
+            return held.text(one.node)
+    return None
 
 
 def _upstream_dtype(package: Package, name: str) -> str:
@@ -540,13 +564,23 @@ def _cuda(plans: Sequence[KernelPlan]) -> list[str]:
 
 
 def _cpp(plans: Sequence[KernelPlan]) -> list[str]:
-    """Return the statement that names the C++ kernels and those that walk over windows."""
+    """Return the statement that names the C++ kernels."""
     path = 'Path(__file__).with_name("cpu_kernels.cpp")'
-    windows = [plan.name for plan in with_code(plans) if emit_cpp.walks_windows(plan)]
-    if not windows:
-        return [f"_CPP = CppSweeps({path})"]
-    names = [f'        "{name}",' for name in windows]
-    return ["_CPP = CppSweeps(", f"    {path},", "    windows=(", *names, "    ),", ")"]
+    if windows := _windows(plans):
+        return ["_CPP = CppSweeps(", f"    {path},", *windows, ")"]
+    return [f"_CPP = CppSweeps({path})"]
+
+
+def _windows(plans: Sequence[KernelPlan]) -> list[str]:
+    """Return the lines that say which kernels walk over windows."""
+    names = [f'        "{plan.name}",' for plan in with_code(plans) if walks_windows(plan)]
+    return ["    windows=(", *names, "    ),"] if names else []
+
+
+def sweep_names(parts: Sequence[str]) -> list[str]:
+    """Return what launchers, of which these are the texts, import from ``sweep``."""
+    has_ordered = any(f"{ORDERED}(" in part for part in parts)
+    return ["Sweep", "Sweeps", "arithmetic_dtype", *([ORDERED] if has_ordered else [])]
 
 
 def triton_names(package: Package) -> list[str]:
@@ -571,7 +605,7 @@ def _triton(package: Package) -> list[str]:
         reducing = [
             f'        "{plan.name}": {emit_triton.reducing_text(plan)},'
             for plan in plans
-            if plan.has_columns or plan.sums
+            if (plan.has_columns or plan.sums) and not walks_windows(plan)
         ]
         lines += ["    {", *reducing, "    },"] if reducing else ["    {},"]
         if plans is package.triton_backward:
@@ -579,8 +613,7 @@ def _triton(package: Package) -> list[str]:
         held = [f'"{one}"' for one in package.held(plans)]
         if held:
             lines.append(f"    held=({', '.join(held)},),")
-        lines += _pairs(plans)
-        lines.append(")")
+        lines += [*_pairs(plans), *_windows(plans), ")"]
     return lines
 
 
@@ -588,7 +621,8 @@ def _pairs(plans: Sequence[KernelPlan]) -> list[str]:
     """Return the lines of a ``TritonSweeps`` that say which operands may lie interleaved."""
     lines = []
     for plan in plans:
-        places = [tuple(map(plan.operands.index, pair)) for pair in pairs_of(plan)]
+        operands = on_elements(plan) if walks_windows(plan) else plan.operands
+        places = [tuple(map(operands.index, pair)) for pair in pairs_of(plan)]
         if places:
             lines.append(f'        "{plan.name}": {tuple(places)!r},')
     return ["    pairs={", *lines, "    },"] if lines else []

@@ -38,7 +38,7 @@ from fuselab.ejection.write import (
     reference_import,
 )
 from fuselab.ejection.write_init import public_text, seed_import
-from fuselab.ejection.write_launchers import DEVICES, launcher_parts, triton_names
+from fuselab.ejection.write_launchers import DEVICES, launcher_parts, sweep_names, triton_names
 from fuselab.ejection.write_module import module_text
 from fuselab.ejection.write_page import page_text
 
@@ -117,6 +117,7 @@ def _launchers(package: Package) -> str:
     signature = [*([autocast_helper(package)] if widened else []), "mismatch", allocation(package)]
     signature += ["without_elements"] if has_gradient and package.unread else []
     declared = [*(["Differentiation"] if has_gradient else []), "Kernels", "Operator"]
+    launchers = launcher_parts(package, LANGUAGES)
     imports = [
         "from __future__ import annotations",
         "",
@@ -135,11 +136,11 @@ def _launchers(package: Package) -> str:
         *call_imports(package),
         f"from fuselab.runtime.signature import {', '.join(signature)}",
         f"from fuselab.runtime.standalone.operator import {', '.join(declared)}, public_function",
-        "from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype",
+        f"from fuselab.runtime.sweep import {', '.join(sweep_names(launchers))}",
         f"from fuselab.runtime.triton_sweep import {', '.join(triton_names(package))}",
         "",
     ]
-    parts = ["\n".join(imports), *launcher_parts(package, LANGUAGES)]
+    parts = ["\n".join(imports), *launchers]
     parts += [widened] if widened else []
     parts.append(_operator(package))
     head = f'"""The launchers of {package.name}, and the operator that PyTorch sees."""\n\n'

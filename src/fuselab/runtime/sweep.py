@@ -54,6 +54,18 @@ def arithmetic_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if is_double else torch.float32
 
 
+def empty_in_order(like: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return an empty tensor of ``sizes`` on the device of ``like``, which has as many dimensions
+    and whose elements the same kernel walks over: they lie in memory in the same order, unless
+    those of ``like`` are repeated."""
+    pairs = zip(like.shape, like.stride(), strict=True)
+    if like.is_contiguous() or any(step == 0 and size > 1 for size, step in pairs):
+        return torch.empty(sizes, dtype=dtype, device=like.device)
+    strides = like.stride()
+    order = sorted(range(like.dim()), key=lambda dim: -strides[dim])
+    return torch.empty_permuted(sizes, order, dtype=dtype, device=like.device)
+
+
 def quotient(number: float, by: float) -> float:
     """Return ``number / by`` as C++ does: by zero it is infinite or NaN, where Python raises."""
     if by != 0:
@@ -147,6 +159,7 @@ class Sweep:
         read: the number of operands that are read.
         steps: the strides of the dimensions that are ``?``, operand by operand.
         chosen: the number of operands with such dimensions.
+        window: the number of columns that each element of the rows walks over itself, 0 if none.
 
     Raises:
         ContractError: a pattern does not fit its tensor, or too many loops remain.
@@ -163,6 +176,7 @@ class Sweep:
         apart: bool = False,
     ) -> None:
         self.read = len(read)
+        self.window = 0
         self.apart = apart
         read = [(_readable(tensor, pattern), pattern) for tensor, pattern in read]
         self.in_order = in_order
@@ -260,6 +274,7 @@ class Sweep:
         found.on_columns = (False,) * len(places)
         found.read = self.read - (len(self.tensors) - len(places))
         found._has_columns = False
+        found.window = self.columns.numel
         return found
 
     def in_rows_and_columns(self) -> Sweep:

@@ -2,13 +2,16 @@
 
 A block is what a program works on at a time. The sizes are what was fastest on an H200 over the
 shapes of ``benchmarks/eject_suite``; tuning multiplies them. ``NEIGHBOURS_PER_MULTIPROCESSOR`` was
-timed at one shape, 16384 x 2048 in bfloat16, and ``WARPS_PER_MULTIPROCESSOR``, ``LEAST_SPREAD``
-and ``SUMMING_WARPS_PER_MULTIPROCESSOR`` in float32 at none. What holds for narrow loads, for rows
-apart and for many operands was timed at one function each, ``MOST_VARIED`` at 3 and not at 4. Long
+timed at one shape, 16384 x 2048 in bfloat16, ``WARPS_PER_MULTIPROCESSOR`` and ``LEAST_SPREAD`` in
+float32 at none, ``SUMMING_WARPS_PER_MULTIPROCESSOR`` there at norms of 72 and 744 columns. What
+holds for narrow loads, for rows apart and for many operands was timed at one or two functions each,
+``MOST_VARIED`` at 3 and not at 4, ``CHOSEN_OF_A_WARP`` at 256 and 1024, the shares of
+``SHARING_PROGRAMS_PER_MULTIPROCESSOR`` at 2 and 4 in losses over 36,864 to 819,200 elements. Long
 rows that are swept over several times were timed at softmax, norms and their gradients of 12288 to
-65536 columns, with two operands at most; windows at pools of 4 to 27 elements, ``MOST_LOADS`` at
-9 and 18. Tiles with values of rows were timed at the gradient of cross entropy of 10, 100, 1000 and
-50257 classes: whole rows at 100, ``TILE`` elements of odd rows at 50257.
+65536 columns, with two operands at most; windows at pools of 4 to 27 elements, ``MOST_LOADS`` at 9
+and 18, ``WINDOW_TILE`` at 256, 512 and 1024. Tiles with values of rows were timed at the gradient
+of cross entropy of 10, 100, 1000 and 50257 classes: whole rows at 100, ``TILE`` elements of odd
+rows at 50257.
 """
 
 from __future__ import annotations
@@ -42,7 +45,11 @@ MOST_VARIED = 4  # operands of such a block with which a thread has a full numbe
 MOST_CHOSEN = 32  # columns of a window that are visited one by one, each in many rows
 SHUFFLED_COLUMNS = 128  # of a tile whose columns lie in several loops and apart in memory
 MOST_LOADS = 16  # of elements of windows for a row, with which a thread has several rows
-WINDOW_ROWS = 256  # of a block of windows
+WINDOW_ROWS = 256  # of a block of windows whose size the compiler does not know
+CHOSEN_OF_A_WARP = 256  # elements of a block of rows, of which a warp computes several places each
+LEAST_ACROSS = 32  # columns of a tile of windows in one loop, where there are as many
+WINDOW_TILE = 512  # elements of a tile that walk over windows
+MOST_BYTES = 16  # that a thread loads at once
 SECTOR_BYTES = 32  # the least that is read of it
 LEAST_NESTED = 256  # columns of a loop between whose turns something is loaded
 LEAST_SPREAD = 256  # elements of a block of rows that is not made smaller to have more programs
@@ -53,12 +60,15 @@ PROGRAMS_PER_MULTIPROCESSOR = 16  # to which rows are shared out
 NEIGHBOURS_PER_MULTIPROCESSOR = 2  # to which rows are shared out that are neighbours in memory
 WARPS_PER_MULTIPROCESSOR = 12  # below which blocks of shared rows are enlarged
 LEAST_PROGRAMS_PER_MULTIPROCESSOR = 4  # with which rows are not shared out to be read again
+SHARING_PROGRAMS_PER_MULTIPROCESSOR = 4  # for which shares of rows are made short
 SUMMING_PROGRAMS_PER_MULTIPROCESSOR = 4  # to which rows are shared out that are also summed,
-SUMMING_WARPS_PER_MULTIPROCESSOR = 16  # or more, if they have few warps; half of it in float32
+FEW_TURNS = 16  # of a program that also sums, with which it gets more warps in float32
+SUMMING_WARPS_PER_MULTIPROCESSOR = 16  # or more, if they have few warps
 MOST_WARPS = 32  # of a program
 _WARP_ELEMENTS = 1024  # of a block that a warp works on, of one operand
 _LONG_WARP_ELEMENTS = 256  # likewise, of long rows
 _FEW_OF_A_WARP = 128  # elements of each of many operands
+LEAST_ROWS = 4  # of a block of short rows with narrow loads
 _SHORT = 512  # columns of rows of which a program gets fewer where several operands are read
 
 
@@ -103,7 +113,10 @@ def counts_of(swept: Sweep, column_loops: int) -> tuple[int, int]:
 
 
 def tile(swept: Sweep, width: int, doublings: int) -> Block:
-    """Return the tile of a kernel without reductions; the widest element has ``width`` bytes."""
+    """Return the tile of a kernel without reductions, but for those of small windows; the widest
+    element has ``width`` bytes."""
+    if swept.window:
+        return _tile_of_windows(swept, width, doublings)
     loops = _column_loops(swept, width)
     elements = FLAT_TILE
     if loops > 1 or not _values_of_rows(swept):
@@ -151,6 +164,33 @@ def _tile(swept: Sweep, width: int, doublings: int, elements: int, loops: int) -
     down = min(max(1, elements // across), power_of_two(rows))
     least = 1 if elements <= SCATTERED_TILE else 2
     return Block(down, across, _warps(down * across, of_a_warp, least), column_loops=loops)
+
+
+def _tile_of_windows(swept: Sweep, width: int, doublings: int) -> Block:
+    """Return the tile of a kernel whose elements walk over windows. A thread has all elements of
+    its windows in registers: it gets one pack where neighbours in memory are columns, else few."""
+    block = _tile(swept, width, doublings, WINDOW_TILE, _loops_of_windows(swept))
+    strides = zip(swept.tensors[: swept.read], swept.columns.strides, strict=False)
+    steps = [one[-1] for tensor, one in strides if tensor is not None]
+    if any(step == 1 for step in steps):
+        of_a_thread = max(1, MOST_BYTES // width)
+    else:
+        of_a_thread = 4 if swept.window * swept.chosen <= MOST_LOADS else 2
+    return replace(block, warps=_warps(block.rows * block.columns, 32 * of_a_thread, 1))
+
+
+def _loops_of_windows(swept: Sweep) -> int:
+    """Return how many loops are the columns of a tile that walks over windows: the innermost, as
+    far as tiles of it are wide and filled."""
+    loops, columns = 1, swept.sizes[-1]
+    while loops < len(swept.sizes):
+        across = _fitting(columns, WINDOW_TILE)
+        excess = ceil_div(columns, across) * across - columns
+        if across >= min(LEAST_ACROSS, power_of_two(columns)) and 7 * excess <= columns:
+            break
+        loops += 1
+        columns *= swept.sizes[-loops]
+    return loops
 
 
 def _is_scattered(swept: Sweep) -> bool:
@@ -216,6 +256,7 @@ def block_of_rows(
     reads, writes = _full(swept)
     is_light = reducing.stores_columns and not reducing.sums and reads < 2
     reduces_only = not reducing.stores_columns and not reducing.sums
+    is_single = bool(writes) and reduces_only and reducing.sweeps - reducing.idle == 1
     is_long = False
     if columns <= MOST_CHOSEN and not reducing.sums and _are_chosen(swept):
         down = min(rows, int(WINDOW_ROWS * 2.0**doublings))
@@ -244,7 +285,7 @@ def block_of_rows(
             down, across = line, line
         else:
             down, across = line, looped // 2 // line
-    elif reduces_only and _of_columns(swept) >= SEVERAL:
+    elif rows > 1 and reduces_only and _of_columns(swept) >= SEVERAL:
         # What lies along the columns is read again for each block of rows.
         down, across = min(rows, ROWS_OF_SEVERAL), min(whole, looped // ROWS_OF_SEVERAL)
     elif _is_transposed(swept, width) and (whole > ONE_BLOCK or not reducing.stores_columns):
@@ -254,6 +295,9 @@ def block_of_rows(
         down, across = 1, _wide(swept.columns.sizes[-1], looped)
     elif reduces_only and 1 < swept.sharing_rows <= MOST_SHARING and whole > SHARED_COLUMNS:
         down, across = min(rows, SHARING_ROWS), SHARED_COLUMNS
+    elif is_single and whole > FEW_COLUMNS:  # nothing of a row has to stay in registers
+        across = _fitting(columns, FLAT_TILE)
+        down = min(rows, FLAT_TILE // across)
     elif whole <= _one_block(width, reads):
         if reducing.sums:
             elements //= 2 if reads <= MOST_SUMMED else 8
@@ -263,6 +307,10 @@ def block_of_rows(
                 elements //= 2 if whole > _SHORT else 4
         elif reducing.has_integers:
             elements //= 2
+        elif reducing.stores_columns and width > 2:
+            # A thread has as many loads under way where they are narrow.
+            narrow = max(LEAST_ROWS * whole, elements * _of_a_load(swept, width) // MOST_BYTES)
+            elements = min(elements, narrow)
         down = min(rows, max(1, elements // whole))
         down, across = _spread(swept, down, whole, 1, device), whole
     else:
@@ -274,8 +322,11 @@ def block_of_rows(
         # Several sums are in registers, as those of terms and of their squared deviations.
         across = max(min(across, looped // 2), across // 2)
         of_a_warp = _WARP_ELEMENTS // 4
+    if is_single and down * across == FLAT_TILE:
+        of_a_warp = _WARP_ELEMENTS // 4
     is_part = swept.rows_are_contiguous and across < columns
-    is_small = reads > 1 and reducing.stores_columns and down * across <= _SHORT
+    is_narrow = reads > 1 or (width > 2 and _of_a_load(swept, width) < MOST_BYTES)
+    is_small = is_narrow and reducing.stores_columns and down * across <= _SHORT
     least = 1 if is_part or is_small or (reducing.sums and reads > MOST_SUMMED) else 2
     block = Block(down, across, _warps(down * across, of_a_warp, least))
     if whole <= FEW_COLUMNS and reads < 2 and reduces_only and len(swept.columns.sizes) > 1:
@@ -305,7 +356,14 @@ def block_of_rows(
         block = _enlarged(swept, block, parts, device)
     if reducing.sums:
         blocks = ceil_div(swept.rows.numel, block.rows)
-        warps = _summing_warps(width) * (2 if reads < 2 else 1)  # one operand has fewer loads
+        warps = SUMMING_WARPS_PER_MULTIPROCESSOR * (
+            2 if reads < 2 else 1
+        )  # one operand has fewer loads
+        programs = warps // block.warps * gpu_limits.multiprocessors(device)
+        if width > 2 and across >= columns and blocks < FEW_TURNS * programs:
+            block = replace(
+                block, warps=2 * block.warps
+            )  # what half as many programs leave is less
         block = replace(block, turns=_turns(blocks, 1, block, warps, across < columns, device))
         parts = _parts(swept, block, device, reducing) if parts > 1 else parts
     if parts > 1 and across >= columns:  # fewer columns at a time, for several programs
@@ -416,6 +474,8 @@ def _of_a_warp(
     is_whole = columns >= swept.columns.numel
     if reducing.sums:
         return _WARP_ELEMENTS // 2
+    if swept.chosen > 1:  # what it computes of their places is in registers, too
+        return CHOSEN_OF_A_WARP
     operands = sum(tensor is not None for tensor in swept.tensors)
     if operands > MOST_OPERANDS and not reducing.stores_columns:
         return _WARP_ELEMENTS // 2
@@ -440,6 +500,11 @@ def _of_a_warp(
     if writes:
         return _WARP_ELEMENTS // (2 if reads > 1 else 1)
     return _WARP_ELEMENTS // (4 if reads > 1 or _reduces_alone(reducing, writes) else 2)
+
+
+def _of_a_load(swept: Sweep, width: int) -> int:
+    """Return how many bytes of a row a load can have: rows begin at multiples of so many."""
+    return math.gcd(swept.columns.sizes[-1] * width, MOST_BYTES)
 
 
 def _varied(swept: Sweep) -> int:
@@ -485,15 +550,10 @@ def block_of_columns(swept: Sweep, width: int, doublings: int, device: torch.dev
     block = _tile(swept, width, doublings, TILE, len(swept.columns.sizes))
     blocks = ceil_div(swept.rows.numel, block.rows)
     across = ceil_div(swept.columns.numel, block.columns)
-    warps = _summing_warps(width)
+    warps = SUMMING_WARPS_PER_MULTIPROCESSOR
     if _lies_apart(swept, width):  # each element is a load of its own
         block, warps = replace(block, warps=min(16, 2 * block.warps)), 2 * warps
     return replace(block, turns=_turns(blocks, across, block, warps, False, device))
-
-
-def _summing_warps(width: int) -> int:
-    """Return how many warps a multiprocessor gets of a kernel that sums over rows."""
-    return SUMMING_WARPS_PER_MULTIPROCESSOR // (1 if width <= 2 else 2)
 
 
 def _turns(
@@ -554,8 +614,14 @@ def _parts(
     enough = LEAST_PROGRAMS_PER_MULTIPROCESSOR * processors if reducing.stores_columns else wanted
     if programs == 0 or 2 * programs > wanted or programs >= enough:
         return 1
-    # A share of less than two blocks is not worth another launch.
-    most = swept.columns.numel * block.rows // (2 * LOOPED_BLOCK)
+    # Shares of less than two blocks are not worth another launch. If there is one, every
+    # multiprocessor gets some, down to one turn of the loop each.
+    elements = swept.columns.numel * block.rows
+    most = elements // (2 * LOOPED_BLOCK)
+    if most > 1:
+        fewest = SHARING_PROGRAMS_PER_MULTIPROCESSOR * processors // programs
+        shortest = max(block.rows * block.columns, LOOPED_BLOCK // 2)
+        most = max(most, min(fewest, elements // shortest))
     parts = min(wanted // programs, most, MOST_PARTIALS // block.rows)
     return max(1, power_of_two(parts + 1) // 2)
 

@@ -85,6 +85,20 @@ def load_inside(pointer, is_row, is_column, is_inside, outside: tl.constexpr = N
 
 
 @triton.jit
+def is_in(place, count):
+    """Return whether ``0 <= place < count``. One comparison is enough: as an unsigned number, a
+    negative place is larger than any count."""
+    zero = tl.zeros((1, 1), tl.int32)
+    place = zero + place
+    count = zero + count
+    if place.dtype == tl.int32 and count.dtype == tl.int32:
+        found = place.to(tl.uint32) < count.to(tl.uint32)
+    else:
+        found = place.to(tl.uint64) < count.to(tl.uint64)
+    return found
+
+
+@triton.jit
 def of_pairs(pointer, PAIRED: tl.constexpr):
     """Return the pointer to elements of 16 or 32 bits as one to pairs of them, if ``PAIRED``."""
     if PAIRED:

@@ -23,6 +23,7 @@ from fuselab.runtime.grid import ceil_div, power_of_two
 from fuselab.runtime.sweep import Sweep
 from fuselab.runtime.triton_blocks import (
     LEAST_PROGRAMS_PER_MULTIPROCESSOR,
+    MOST_BYTES,
     MOST_WARPS,
     Block,
     Reducing,
@@ -53,7 +54,6 @@ CONFIGS = tuple(
 MOST_READ_BYTES = 1 << 21
 MOST_MEMBERS = 128  # tensors of a list in one launch: a program finds its own among all of them
 MEMBER_BYTES = 8192  # of the widest operand, that a program of such a launch owns
-MOST_BYTES = 16  # that a thread loads at once
 # Of a kernel with reductions for lists: the columns of a row that one program sweeps over at most,
 # if programs can share it, the blocks of them that it has at least, and how often the columns of
 # tensors in one launch may be doubled.
@@ -90,6 +90,7 @@ class TritonSweeps:
         backward: bool = False,
         held: Sequence[str] = (),
         pairs: Mapping[str, Sequence[tuple[int, int]]] | None = None,
+        windows: Sequence[str] = (),
     ) -> None:
         self._kernels = kernels
         self._op_name = op_name
@@ -97,6 +98,7 @@ class TritonSweeps:
         self._reducing = dict(reducing)
         self._held = frozenset(f"{name}_pointer" for name in held)
         self._pairs = dict(pairs or {})
+        self._windows = frozenset(windows)
 
     def run(
         self, name: str, swept: Sweep, compute: torch.dtype, numbers: Sequence[int] = ()
@@ -107,6 +109,8 @@ class TritonSweeps:
             compute: the dtype of the arithmetic, float32 or float64.
             numbers: sizes that the kernel computes with.
         """
+        if name in self._windows:
+            swept = swept.over_elements()
         swept = swept.with_rows_apart()
         self._launch(name, swept, compute, numbers)
         swept.copy_back()
