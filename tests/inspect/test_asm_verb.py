@@ -209,6 +209,17 @@ def test_the_function_that_launches_is_found_beside_others(tmp_path, capsys):
     assert "several functions that launch kernels (double, again); name one" in said
 
 
+def test_a_function_that_offers_something_launches_nothing(tmp_path, capsys):
+    file = tmp_path / "model.py"
+    file.write_text(
+        "import torch\n"
+        "def get_inputs():\n    return [torch.ones(4)]\n"
+        "def get_optimizer(module):\n    return torch.optim.SGD(module.parameters(), 0.1)\n"
+    )
+    assert run(["asm", str(file)]) == 2
+    assert capsys.readouterr().err.endswith("has no @triton.jit kernel and no FusedOp.\n")
+
+
 def test_a_kernel_of_a_cuda_file_is_named_behind_a_colon_and_templates_are_told(tmp_path, capsys):
     file = tmp_path / "some.cu"
     file.write_text(

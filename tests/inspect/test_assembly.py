@@ -13,6 +13,7 @@ from triton.runtime.jit import JITFunction
 from fuselab import errors
 from fuselab.inspect.assembly import (
     architectures,
+    describe,
     instruction_kinds,
     liveness,
     ptx_addresses,
@@ -90,7 +91,7 @@ def cuda() -> Compiled:
 
 @pytest.fixture(scope="module")
 def spilling() -> Kernel:
-    return one(asked(KERNELS_CU, "sm_80", kernel="spilling<float>", threads=1024))
+    return one(asked(KERNELS_CU, "sm_80", kernel="spilling<float>", threads=(1024,)))
 
 
 # --- occupancy -----------------------------------------------------------------------------------
@@ -211,9 +212,7 @@ def test_a_copy_of_a_file_has_lines_of_its_own(tmp_path: Path) -> None:
         assert {one.place.file for one in summary.code_of(kernel) if one.place} == {str(copy)}
 
 
-def test_inlined_functions_belong_to_the_line_that_calls_them(
-    softmax: Kernel, cuda: Compiled
-) -> None:
+def test_functions_of_triton_belong_to_the_line_that_calls_them(softmax: Kernel) -> None:
     source = Path(VECTOR_ADD).read_text().splitlines()
     code = summary.code_of(softmax)
     assert {one.place.file for one in code if one.place} == {VECTOR_ADD}
@@ -227,11 +226,74 @@ def test_inlined_functions_belong_to_the_line_that_calls_them(
     assert sum("tl.max" in line for line in shuffles) == 7
     assert sum("tl.sum" in line for line in shuffles) == 7
     assert all("tl.load" in line_of(one) for one in code if one.base == "LDG")
-    halve = summary.code_of(one(cuda, "halve"))
-    multiply = next(one for one in halve if one.base == "FMUL")
+
+
+HALF = """
+#include <cuda_fp16.h>
+extern "C" __global__ void twice(const __half2* x, __half2* y) {
+  y[threadIdx.x] = __hadd2(x[threadIdx.x], x[threadIdx.x]);
+}
+"""
+
+
+def test_functions_of_cuda_belong_to_the_line_that_calls_them_and_the_users_to_their_own(
+    cuda: Compiled, tmp_path: Path
+) -> None:
+    multiply = next(one for one in summary.code_of(one(cuda, "halve")) if one.base == "FMUL")
     assert multiply.place is not None
     text = Path(KERNELS_CU).read_text().splitlines()[multiply.place.line - 1]
-    assert text.strip() == "y[i] = half_of(x[i]);"
+    assert text.strip() == "return x * 0.5f;"
+    (tmp_path / "half.cu").write_text(HALF)
+    add = next(
+        each
+        for each in summary.code_of(one(asked(str(tmp_path / "half.cu"))))
+        if each.base in ("HADD2", "HFMA2")
+    )
+    assert add.place == ptx_lines.Place(str(tmp_path / "half.cu"), 4)
+
+
+ACTIVATIONS = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def sharp(x):
+    return tl.exp(x * x)
+"""
+ACTIVATED = """
+import triton
+import triton.language as tl
+from own_activations import sharp
+
+@triton.jit
+def loaded(x, offsets, BLOCK: tl.constexpr):
+    return tl.load(x + offsets)
+
+@triton.jit
+def activated_kernel(x, out, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(out + offsets, sharp(loaded(x, offsets, BLOCK)))
+"""
+
+
+def test_functions_of_the_user_are_shown_at_their_own_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_activations.py").write_text(ACTIVATIONS)
+    file = tmp_path / "activated.py"
+    file.write_text(ACTIVATED)
+    kernel = one(asked(f"{file}:activated_kernel", signature="*fp32, *fp32, 1024"))
+    code = summary.code_of(kernel)
+    loads = {each.place for each in code if each.base == "LDG"}
+    assert loads == {ptx_lines.Place(str(file), 8)}
+    powers = {each.place for each in code if each.base == "MUFU"}
+    assert powers == {ptx_lines.Place(str(tmp_path / "own_activations.py"), 7)}
+    places = [row["place"] for row in describe.kernel_facts(kernel)["coalescing"]]
+    assert places == ["line 8", "line 13"]
+    _, lines = describe.annotated(kernel)
+    assert lines[-1]["place"] == "own_activations.py:7"  # other files follow the kernel's own
+    assert lines[-1]["source"].strip() == "return tl.exp(x * x)"
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_120"])
@@ -376,6 +438,61 @@ def test_narrow_accesses_are_counted_beyond_those_of_the_first_warp(tmp_path) ->
     assert sum("32 bits per thread in 4 instructions; 1 of 128" in one for one in said) == 2
 
 
+WEIGHTED = ROWS.replace("x * scale, mask", "x * tl.load(x_ptr + cols, mask=mask), mask")
+
+
+def test_elements_of_a_thread_that_are_read_one_by_one_are_narrow_and_not_scattered(
+    tmp_path: Path,
+) -> None:
+    """The aligned load gives each thread 4 neighbours, and rows of 300 are not aligned."""
+    (tmp_path / "rows.py").write_text(WEIGHTED)
+    kernel = one(asked(str(tmp_path / "rows.py")))
+    found = summary.summarised(kernel)
+    load = found.coalescing[0]
+    assert (load.instructions, load.sectors, load.least) == (4, 16, 4)
+    said = advice(kernel, found)
+    assert not any("sectors per request" in each for each in said)
+    assert any("loads 32 bits per thread in 4 instructions; 1 of 128" in each for each in said)
+
+
+INDEXED = """
+template <int THREADS>
+__global__ void __launch_bounds__(THREADS) indexed(const float* x, float* y, int k) {
+  float held[64];
+  for (int i = 0; i < 64; ++i) held[i] = x[i * THREADS + threadIdx.x];
+  for (int i = 0; i < 64; ++i) held[(i * k) % 64] += held[63 - i];
+  y[threadIdx.x] = held[k % 64];
+}
+__global__ void square(const float* x, float* y) {
+  __shared__ float tile[8][32];
+  tile[threadIdx.y][threadIdx.x] = x[blockIdx.x * 256 + threadIdx.y * 32 + threadIdx.x];
+  __syncthreads();
+  y[blockIdx.x * 256 + threadIdx.y * 32 + threadIdx.x] = tile[7 - threadIdx.y][threadIdx.x];
+}
+"""
+
+
+def test_an_array_that_a_variable_indexes_is_told_from_spills(tmp_path: Path) -> None:
+    (tmp_path / "indexed.cu").write_text(INDEXED)
+    kernel = one(asked(str(tmp_path / "indexed.cu"), kernel="indexed<64>"))
+    found = summary.summarised(kernel)
+    assert found.spills == (0, 0) and found.stack_bytes == 64 * 4
+    (said,) = [each for each in advice(kernel, found) if "local memory" in each]
+    assert said.startswith("a thread keeps 256 bytes in local memory")
+    assert "an array is indexed by a variable" in said
+
+
+def test_a_cuda_block_is_that_of_the_launch_bounds_or_of_the_text(tmp_path: Path) -> None:
+    file = tmp_path / "indexed.cu"
+    file.write_text(INDEXED)
+    assert one(asked(str(file), kernel="indexed<64>")).block == (64, 1, 1)
+    assert one(asked(str(file), kernel="indexed<64>", threads=(32,))).block == (32, 1, 1)
+    with pytest.raises(errors.ArgumentError, match="bound to 64 threads per block"):
+        asked(str(file), kernel="indexed<64>", threads=(16, 8))
+    assert one(asked(str(file))).block == (32, 8, 1)  # by its shared memory
+    assert one(asked(str(file), threads=(16, 16))).block == (16, 16, 1)
+
+
 def test_the_suggested_signature_tells_pointers_from_numbers(tmp_path) -> None:
     (tmp_path / "rows.py").write_text(ROWS)
     with pytest.raises(errors.ArgumentError, match="has 1 entry and rows_kernel takes 6") as error:
@@ -401,7 +518,7 @@ def test_a_kernel_takes_what_the_function_that_launches_it_gives() -> None:
         (KERNELS_CU, {"kernel": "spilling"}, errors.TargetError, "--kernel 'spilling<float>'"),
         (KERNELS_CU, {"kernel": "halved"}, errors.TargetError, "it has halve, column, spilling"),
         (KERNELS_CU, {"case": "4x4"}, errors.ArgumentError, "--case says nothing of a .cu"),
-        (KERNELS_CU, {"threads": 2000}, errors.ArgumentError, "1 to 1024 threads"),
+        (KERNELS_CU, {"threads": (2000,)}, errors.ArgumentError, "1 to 1024 threads"),
         (VECTOR_ADD, {"case": "4x4"}, errors.ArgumentError, "--case is for an operator"),
         (VECTOR_ADD, {"kernel": "gone"}, errors.TargetError, "no kernel called 'gone'"),
         (VECTOR_ADD, {"signature": SOFTMAX}, errors.TargetError, "several kernels"),

@@ -45,7 +45,7 @@ def asm(
         option("A Triton kernel's constexpr, num_warps or num_stages.", "NAME=VALUE", "--set"),
     ] = None,
     threads: Annotated[
-        int | None, option("Threads per block of a .cu file's kernels, for the occupancy.")
+        str | None, option("Threads per block of a .cu file's kernels: 256 or 16,16.", "N[,N]")
     ] = None,
     annotate: Annotated[
         bool, flag("--annotate", "SASS with source lines and live registers.")
@@ -84,7 +84,7 @@ def asm(
         dtype=None if dtype is None else dtype_of(dtype),
         case=case,
         implementation=implementation,
-        threads=threads,
+        threads=asked.threads_of(threads),
     )
     found = subjects.compiled(request)
     if diff is not None:

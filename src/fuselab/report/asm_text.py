@@ -104,15 +104,19 @@ def rows_of(kernel: Facts) -> Iterator[tuple[str, str]]:
 
 
 def _launch(kernel: Facts) -> str:
-    block = kernel["block"][0] * kernel["block"][1] * kernel["block"][2]
     grid = kernel["grid"]
-    said = f"blocks of {block} threads"
+    said = f"blocks of {_sizes(kernel['block'])} threads"
     if grid is not None:
-        said = f"{' x '.join(str(size) for size in grid if size > 1) or 1} {said}"
+        said = f"{_sizes(grid)} {said}"
     settings = {
         name: value.removeprefix("triton.language.") for name, value in kernel["settings"].items()
     }
     return said + (f"; {_settings(settings)}" if settings else "")
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    last = max((axis for axis, size in enumerate(sizes) if size > 1), default=0)
+    return " x ".join(map(str, sizes[: last + 1]))
 
 
 def _settings(settings: Mapping[str, str]) -> str:
@@ -172,7 +176,7 @@ def _coalescing(kernel: Facts) -> Iterator[str]:
     if "amd" in kernel:
         return
     said = [
-        f"line {one['line']} {one['direction']} {one['instructions']} x "
+        f"{one['place']} {one['direction']} {one['instructions']} x "
         f"{8 * one['bytes_per_lane']} bit: {one['sectors_per_request']:g}"
         f"/{one['least_sectors']:g} sectors"
         for one in kernel["coalescing"]
@@ -288,7 +292,7 @@ def annotated_text(title: str, rows: Sequence[Facts], lines: Sequence[Facts], wi
         place = row["file"], row["line"]
         source = ""
         if row["line"] is not None:
-            source = f"{row['line']:>5}"
+            source = f"{row['place']:>5}"
             if place != before:
                 source += f" {row['source'].strip()}"
         before = place
@@ -303,7 +307,7 @@ def annotated_text(title: str, rows: Sequence[Facts], lines: Sequence[Facts], wi
 def _line_table(lines: Sequence[Facts]) -> list[str]:
     rows = [
         [
-            str(line["line"]),
+            line["place"],
             str(line["instructions"]),
             str(line["memory"]),
             NONE if line["most_live"] is None else str(line["most_live"]),

@@ -232,8 +232,10 @@ class CudaSource:
     def _image(self, expressions: tuple[str, ...], arch: str) -> tuple[dict[str, str], bytes]:
         """Return lowered names and cubin. The cached file is a line of JSON, then the image."""
         text = cache.source_text(self.path, cache.HEADERS)
+        # PTX is asked for to be read, and names the file that was compiled beside every line
+        asked = [f"{self.path.resolve()}"] if arch.startswith("compute_") else []
         key = cache.key(
-            "cuda", text, _CSTDINT, expressions, _target(arch), self.options, _toolchain()
+            "cuda", text, _CSTDINT, expressions, _target(arch), self.options, _toolchain(), *asked
         )
         entry = cache.fetch(key, ".cubin", lambda new: self._build(expressions, arch, new))
         names, image = entry.read_bytes().split(b"\n", 1)

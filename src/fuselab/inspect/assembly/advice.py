@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fuselab.inspect.assembly.kernel import Kernel
 from fuselab.inspect.assembly.occupancy import registers_for
-from fuselab.inspect.assembly.summary import Summary
+from fuselab.inspect.assembly.summary import DENSE, WIDEST, Summary
 
 _DOES = {"load": "loads", "store": "stores", "copy": "copies", "atomic": "updates"}
 
@@ -12,8 +12,8 @@ _DOES = {"load": "loads", "store": "stores", "copy": "copies", "atomic": "update
 def advice(kernel: Kernel, summary: Summary) -> list[str]:
     """Return what the numbers suggest; nothing where none of them does."""
     device = kernel.architecture
-    found = [*_too_much_shared(kernel, summary), *_spilled(summary)]
-    found += [*_scattered(summary), *_narrow(kernel, summary), *_few_warps(kernel, summary)]
+    found = [*_too_much_shared(kernel, summary), *_spilled(summary), *_indexed_local(summary)]
+    found += [*_scattered(kernel, summary), *_narrow(kernel, summary), *_few_warps(kernel, summary)]
     if kernel.grid is not None:
         blocks = kernel.grid[0] * kernel.grid[1] * kernel.grid[2]
         if 0 < blocks < device.multiprocessors:
@@ -64,13 +64,33 @@ def _spilled(summary: Summary) -> list[str]:
     ]
 
 
-def _scattered(summary: Summary) -> list[str]:
+def _indexed_local(summary: Summary) -> list[str]:
+    """Return what local memory holds beside spills: an array whose index is not a constant."""
+    local = {
+        way: sum(
+            count * (one.bits or 0) // 8
+            for one, count in summary.accesses.items()
+            if (one.space, one.direction) == ("local", way)
+        )
+        for way in ("store", "load")
+    }
+    if summary.spills is None or sum(local.values()) <= sum(summary.spills):
+        return []
     return [
-        f"line {one.line} {_DOES[one.direction]} {one.sectors:g} sectors per request where "
-        f"{one.least:g} hold its bytes: {100 * one.useful_share:.0f} % of the traffic is used; "
-        "neighbouring threads should touch neighbouring addresses."
+        f"a thread keeps {summary.stack_bytes} bytes in local memory, which is global memory "
+        f"behind the caches; stores of {local['store']} bytes and loads of {local['load']} go "
+        "there, and spills are not the reason: an array is indexed by a variable. With constant "
+        "indices, as in a loop that is unrolled, it stays in registers."
+    ]
+
+
+def _scattered(kernel: Kernel, summary: Summary) -> list[str]:
+    return [
+        f"{kernel.line(one.file, one.line)} {_DOES[one.direction]} {one.sectors:g} sectors per "
+        f"request where {one.least:g} hold its bytes: {100 * one.useful_share:.0f} % of the "
+        "traffic is used; neighbouring threads should touch neighbouring addresses."
         for one in summary.coalescing
-        if one.sectors >= 2 * one.least
+        if one.sectors >= 2 * one.least and not one.is_split
     ]
 
 
@@ -78,8 +98,8 @@ def _narrow(kernel: Kernel, summary: Summary) -> list[str]:
     """Return the lines that move few bytes per instruction although the addresses are dense."""
     found = []
     for one in summary.coalescing:
-        wide = 16 // one.bytes_per_lane if one.bytes_per_lane else 1
-        is_dense = one.sectors <= 1.01 * one.least
+        wide = WIDEST // one.bytes_per_lane if one.bytes_per_lane else 1
+        is_dense = one.sectors <= DENSE * one.least or one.is_split
         instructions = one.instructions + one.unreached
         if is_dense and instructions >= wide > 1 and one.direction != "atomic":
             remedy = (
@@ -89,9 +109,9 @@ def _narrow(kernel: Kernel, summary: Summary) -> list[str]:
                 else "a float4 or uint4 access would"
             )
             found.append(
-                f"line {one.line} {_DOES[one.direction]} {8 * one.bytes_per_lane} bits per thread "
-                f"in {instructions} instructions; {-(-instructions // wide)} of 128 bits "
-                f"could move as much: {remedy}."
+                f"{kernel.line(one.file, one.line)} {_DOES[one.direction]} "
+                f"{8 * one.bytes_per_lane} bits per thread in {instructions} instructions; "
+                f"{-(-instructions // wide)} of 128 bits could move as much: {remedy}."
             )
     return found
 

@@ -26,6 +26,15 @@ def request(spec: str, arch: str, settings: Sequence[str], **options: Any) -> Re
     return Request(spec, architecture(arch), settings=settings_of(settings), **options)
 
 
+def threads_of(text: str | None) -> tuple[int, ...] | None:
+    """Return the threads of a block per axis, as ``256`` or ``16,16``. Raises ArgumentError."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*){0,2}", text):
+        raise ArgumentError(f"--threads {text}: write the threads of a block, 256 or 16,16.")
+    return tuple(map(int, text.split(",")))
+
+
 def settings_of(texts: Sequence[str]) -> dict[str, Any]:
     """Return ``NAME=VALUE`` texts as values. Raises ArgumentError."""
     found = {}

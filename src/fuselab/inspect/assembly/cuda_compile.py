@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,17 @@ from torch import Tensor
 from fuselab.errors import ArgumentError, TargetError, UnsupportedError
 from fuselab.inspect.assembly.architectures import Architecture
 from fuselab.inspect.assembly.kernel import Argument, Kernel
+from fuselab.packaging import cuda_block, cuda_text
 from fuselab.runtime.cuda_source import CudaSource
 from fuselab.runtime.parameters import Scalar
 
 DEFAULT_THREADS = 256
+MOST_THREADS = 1024
 # A __global__ function: what stands before it back to the last ; or }, and its head up to its body.
 _GLOBAL = re.compile(r"(?P<before>[^;{}]*)__global__(?P<head>[^{;]*)[{;]")
 _ATTRIBUTE = re.compile(
     r"__(?:launch_bounds|cluster_dims|block_size|maxnreg)__\s*\((?:[^()]|\([^()]*\))*\)"
 )
-_BOUNDS = re.compile(r"__launch_bounds__\s*\(\s*(\d+)\s*[,)]")
 
 
 def text_of(path: Path) -> str:
@@ -40,12 +42,11 @@ class Declared:
     """A ``__global__`` function of a file.
 
     ``instance`` is an example of a template's arguments, ``float, 256``; it is None for a function
-    that is no template. ``threads`` is the launch bound, if that is a number.
+    that is no template.
     """
 
     name: str
     instance: str | None
-    threads: int | None
 
 
 def declared(text: str) -> list[Declared]:
@@ -56,10 +57,9 @@ def declared(text: str) -> list[Declared]:
         name = re.search(r"(\w+)\s*\(", _ATTRIBUTE.sub(" ", match["head"]))
         if name is None:
             continue
-        bound = _BOUNDS.search(match["before"] + match["head"])
         template = re.search(r"\btemplate\s*<(.*)>", match["before"], re.DOTALL)
         instance = _instance(template[1]) if template else None
-        one = Declared(name[1], instance, int(bound[1]) if bound else None)
+        one = Declared(name[1], instance)
         found.setdefault(one.name, one)
     return list(found.values())
 
@@ -81,12 +81,20 @@ def _instance(parameters: str) -> str:
 
 
 def of_file(
-    path: Path, architecture: Architecture, expression: str | None, threads: int | None
+    path: Path,
+    architecture: Architecture,
+    expression: str | None,
+    threads: tuple[int, ...] | None,
 ) -> list[Kernel]:
     """Return the kernels of a ``.cu`` file: ``expression`` alone (``"forward<float, 4>"``), or
-    every one that is no template. Raises TargetError, BuildError."""
+    every one that is no template.
+
+    ``threads`` are those of a block, per axis. Without them a block has what the kernel's text
+    says, else what its ``__launch_bounds__`` say, else 256. Raises TargetError, BuildError.
+    """
     source = CudaSource(path)
-    found = {one.name: one for one in declared(text_of(path))}
+    text = text_of(path)
+    found = {one.name: one for one in declared(text)}
     if not found:
         raise TargetError(f"{path} has no __global__ function.")
     if expression is not None:
@@ -100,22 +108,43 @@ def of_file(
         chosen = {one.name: one for one in found.values() if one.instance is None}
         if not chosen:
             raise TargetError(f"{template_text(path, next(iter(found.values())))}.")
-    _refuse_block(threads)
+    made = []
     for each, one in chosen.items():
-        if threads is not None and one.threads is not None and threads > one.threads:
+        block = _padded(threads or (one.instance is None and _said_block(path, text, one)) or ())
+        _refuse_block(block)
+        kernel = compiled(source, each, architecture, block=block)
+        if block is not None and math.prod(block) > (_bound(kernel) or MOST_THREADS):
             raise ArgumentError(
-                f"--threads {threads}: {each} is bound to {one.threads} threads per block by its "
-                "__launch_bounds__."
+                f"--threads {','.join(map(str, threads or ()))}: {each} is bound to "
+                f"{_bound(kernel)} threads per block by its __launch_bounds__."
             )
-    return [
-        compiled(
-            source,
-            each,
-            architecture,
-            threads if threads is not None else one.threads or DEFAULT_THREADS,
-        )
-        for each, one in chosen.items()
-    ]
+        made.append(kernel)
+    return made
+
+
+def _padded(threads: tuple[int, ...]) -> tuple[int, int, int] | None:
+    return (*threads, 1, 1, 1)[:3] if threads else None  # type: ignore[return-value]
+
+
+def _said_block(path: Path, text: str, one: Declared) -> tuple[int, ...]:
+    """Return the block that a kernel's text says, as ``fuselab new`` reads it; none if it says
+    none."""
+    kernel = next((each for each in cuda_text.kernels_in(text) if each.name == one.name), None)
+    if kernel is None:
+        return ()
+    try:
+        host = cuda_text.host_launch(text, kernel)
+        found = cuda_block.block_of(path, text, kernel, host, cuda_block.Asked()).threads
+        return tuple(map(int, found))
+    except (ArgumentError, ValueError):  # expressions of the host's tensors among them
+        return ()
+
+
+def _bound(kernel: Kernel) -> int | None:
+    """Return the threads that the kernel's ``__launch_bounds__`` allow; None if it has none."""
+    head = kernel.texts["ptx"].partition(f".entry {kernel.function}(")[2].partition("{")[0]
+    found = re.search(r"\.maxntid\s+([\d, ]+)", head)
+    return math.prod(map(int, found[1].split(","))) if found else None
 
 
 def templates_of(path: Path) -> list[Declared]:
@@ -131,28 +160,29 @@ def template_text(path: Path, template: Declared) -> str:
     )
 
 
-def _refuse_block(threads: int | None) -> None:
-    if threads is not None and not 1 <= threads <= 1024:
-        raise ArgumentError(f"a block has 1 to 1024 threads, not {threads}.")
+def _refuse_block(block: tuple[int, int, int] | None) -> None:
+    if block is not None and not 1 <= math.prod(block) <= MOST_THREADS:
+        raise ArgumentError(f"a block has 1 to {MOST_THREADS} threads, not {math.prod(block)}.")
 
 
 def compiled(
     source: CudaSource,
     expression: str,
     architecture: Architecture,
-    threads: int,
     grid: tuple[int, int, int] | None = None,
     block: tuple[int, int, int] | None = None,
     args: Sequence[Any] = (),
     shared_bytes: int = 0,
 ) -> Kernel:
-    """Return one instantiation, compiled. Raises BuildError with the compiler's message."""
+    """Return one instantiation, compiled. Raises BuildError with the compiler's message.
+
+    Without a ``block`` it has the threads of the kernel's ``__launch_bounds__``, else 256.
+    """
     if architecture.vendor != "nvidia":
         raise UnsupportedError(
             f"{source.path.name} is CUDA C++, which does not compile for {architecture.name}; "
             "Triton kernels do."
         )
-    _refuse_block(threads)
     arch = source.arch_for(architecture.name)
     if source.architectures and arch == architecture.name and arch not in source.architectures:
         raise UnsupportedError(
@@ -161,19 +191,20 @@ def compiled(
         )
     function, binary = source.named_image(expression, arch)
     _, ptx = source.named_image(expression, arch.replace("sm_", "compute_"))
-    return Kernel(
+    kernel = Kernel(
         name=expression,
         function=function,
         language="cuda",
         architecture=architecture,
         texts={"ptx": ptx.rstrip(b"\0").decode()},
         binary=binary,
-        block=block or (threads, 1, 1),
+        block=block or (DEFAULT_THREADS, 1, 1),
         grid=grid,
         shared_bytes=shared_bytes,
         arguments=tuple(map(_argument, args)),
         file=str(source.path),
     )
+    return kernel if block else replace(kernel, block=(_bound(kernel) or DEFAULT_THREADS, 1, 1))
 
 
 def _argument(value: Any) -> Argument:

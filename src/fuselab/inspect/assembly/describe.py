@@ -71,6 +71,7 @@ def kernel_facts(kernel: Kernel) -> dict[str, Any]:
             {
                 "file": one.file,
                 "line": one.line,
+                "place": kernel.line(one.file, one.line),
                 "direction": one.direction,
                 "instructions": one.instructions,
                 "bytes_per_lane": one.bytes_per_lane,
@@ -139,6 +140,7 @@ def annotated(kernel: Kernel) -> tuple[list[dict[str, Any]], list[dict[str, Any]
             "text": one.text,
             "file": one.place.file if one.place else None,
             "line": one.place.line if one.place else None,
+            "place": _short(kernel, one.place.file, one.place.line) if one.place else "",
             "source": _source(one.place.file, one.place.line) if one.place else "",
         }
         for one in code
@@ -147,14 +149,19 @@ def annotated(kernel: Kernel) -> tuple[list[dict[str, Any]], list[dict[str, Any]
         {
             "file": one.file,
             "line": one.line,
+            "place": _short(kernel, one.file, one.line),
             "instructions": one.instructions,
             "memory": one.memory,
             "most_live": one.most_live,
             "source": _source(one.file, one.line),
         }
-        for one in summary.by_line(code)
+        for one in sorted(summary.by_line(code), key=lambda each: each.file != kernel.file)
     ]
     return rows, lines
+
+
+def _short(kernel: Kernel, file: str, line: int) -> str:
+    return kernel.line(file, line).removeprefix("line ")
 
 
 def _source(file: str, line: int) -> str:

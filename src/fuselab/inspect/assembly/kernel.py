@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fuselab.inspect.assembly.architectures import Architecture
 
@@ -51,6 +52,14 @@ class Kernel:
     @property
     def threads(self) -> int:
         return self.block[0] * self.block[1] * self.block[2]
+
+    def line(self, file: str, line: int | None) -> str:
+        """Return a source line in words: ``line 12``, and ``other.py:12`` in another file."""
+        if line is None:
+            return "an unnamed line"
+        if not file or Path(file).resolve() == Path(self.file).resolve():
+            return f"line {line}"
+        return f"{Path(file).name}:{line}"
 
     @property
     def stages(self) -> tuple[str, ...]:

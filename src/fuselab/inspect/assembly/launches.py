@@ -132,9 +132,8 @@ def _recorded(
             if note not in found.skipped:
                 found.skipped.append(note)
             return
-        threads = block[0] * block[1] * block[2]
         made = cuda_compile.compiled(
-            source, expression, architecture, threads, grid, block, args, shared_bytes
+            source, expression, architecture, grid, block, args, shared_bytes
         )
         keep(replace(made, launched_by=launched_by()))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ _TYPE = re.compile(r"^(?:pred|[bsuf](?:8|16|32|64|128)|f16x2|bf16|bf16x2|tf32)$"
 @dataclass(frozen=True)
 class Request:
     """One access of global memory by one warp: the sectors that it touches, and the least that its
-    distinct bytes need."""
+    distinct bytes need. ``touched`` are the addresses of these bytes."""
 
     place: Place | None
     direction: str  # load, store, copy, atomic
@@ -42,6 +42,7 @@ class Request:
     lanes: int  # that are not masked off
     sectors: int
     least: int
+    touched: Lanes = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,18 @@ def _request(place: Place | None, direction: str, addresses: Lanes, size: int) -
     lanes = np.unique(addresses)
     touched = (lanes[:, None] + np.arange(size)[None, :]).ravel()
     distinct = np.unique(touched)
-    sectors = len(np.unique(distinct // SECTOR_BYTES))
-    least = -(-len(distinct) // SECTOR_BYTES)
-    return Request(place, direction, size, len(addresses), sectors, least)
+    return Request(place, direction, size, len(addresses), *_sectors(distinct), distinct)
+
+
+def _sectors(distinct: Lanes) -> tuple[int, int]:
+    """Return how many sectors these bytes lie in, and the least that as many bytes need."""
+    return len(np.unique(distinct // SECTOR_BYTES)), -(-len(distinct) // SECTOR_BYTES)
+
+
+def sectors_together(members: Sequence[Request]) -> tuple[int, int]:
+    """Return the sectors that several requests touch together, and the least that their bytes
+    need."""
+    return _sectors(np.unique(np.concatenate([one.touched for one in members])))
 
 
 def _direction(opcode: tuple[str, ...]) -> str | None:

@@ -40,7 +40,7 @@ class Request:
     case: str | None = None
     implementation: str | None = None
     signature: str | None = None
-    threads: int | None = None
+    threads: tuple[int, ...] | None = None  # of a block, per axis
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -339,7 +339,8 @@ def functions_in(module: ModuleType) -> dict[str, Any]:
         if inspect.isfunction(value)
         and value.__module__ == module.__name__
         and not name.startswith("_")
-        and name not in ("main", "get_inputs", "get_init_inputs", "reference")
+        and name not in ("main", "reference")
+        and not name.startswith("get_")  # get_inputs, get_loss and the others that offer something
     }
 
 

@@ -23,12 +23,17 @@ from fuselab.inspect.assembly.kernel import Kernel
 from fuselab.inspect.assembly.occupancy import Occupancy, occupancy
 from fuselab.inspect.assembly.sass import Instruction
 
+WIDEST = 16  # bytes of the widest access of one thread
+DENSE = 1.01  # sectors over the least, up to which accesses count as dense
+
 
 @dataclass(frozen=True)
 class LineAccess:
     """The global accesses of one source line: how many instructions, how wide, and the sectors of
     32 bytes that each request of the first warp touches, beside the least that its bytes need.
 
+    ``is_split`` says that a thread reads neighbouring elements, up to 16 bytes, one by one: each
+    request skips what the others touch, and together they leave nothing out.
     ``unreached`` counts the line's further instructions, which that warp does not execute.
     """
 
@@ -40,6 +45,7 @@ class LineAccess:
     sectors: float
     least: float
     unreached: int = 0
+    is_split: bool = False
 
     @property
     def useful_share(self) -> float:
@@ -154,16 +160,22 @@ def _coalescing(found: ptx_addresses.Found) -> list[LineAccess]:
     lines = []
     for place, direction, members in ptx_addresses.by_line(found.requests):
         count = len(members)
+        bytes_per_lane = max(one.bytes_per_lane for one in members)
+        sectors = sum(one.sectors for one in members) / count
+        least = sum(one.least for one in members) / count
+        together, least_together = ptx_addresses.sectors_together(members)
         lines.append(
             LineAccess(
                 file=place.file if place else "",
                 line=place.line if place else None,
                 direction=direction,
                 instructions=count,
-                bytes_per_lane=max(one.bytes_per_lane for one in members),
-                sectors=sum(one.sectors for one in members) / count,
-                least=sum(one.least for one in members) / count,
+                bytes_per_lane=bytes_per_lane,
+                sectors=sectors,
+                least=least,
                 unreached=found.unreached.count((place, direction)),
+                is_split=together <= DENSE * least_together
+                and sectors <= least * WIDEST / bytes_per_lane,
             )
         )
     return lines
