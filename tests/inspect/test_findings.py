@@ -120,6 +120,25 @@ def test_what_a_function_builds_is_passed_and_what_a_module_builds_is_a_buffer()
     assert "register_buffer" in found.advice
 
 
+def test_a_tensor_that_is_written_into_is_no_constant():
+    assert findings("counts_rows", "tensor built in forward") == []
+
+
+def test_a_constant_of_the_batchs_size_is_advised_to_be_sliced():
+    (found,) = findings("state_of_a_batch", "tensor built in forward")
+    assert found.advice.startswith("build it once of the largest size, and take a slice, outside")
+
+
+def test_a_dropout_of_evaluation_does_nothing_and_one_of_training_is_in_the_chain():
+    (chain,) = findings("drops_nothing", "chain")
+    assert chain.operators == ("aten::cos", "aten::sin")
+    assert chain.bytes_saved == 2 * 32 * 1024 * 4
+    assert findings("drops_nothing", "repeated small operator") == []
+    (chain,) = findings("drops", "chain")
+    assert chain.operators[0] == "aten::cos" and chain.operators[-1] == "aten::sin"
+    assert len(chain.operators) > 2
+
+
 @pytest.mark.timing
 def test_a_list_turned_into_a_tensor_costs_more_than_its_operator():
     (found,) = findings("builds_a_tensor", "tensor built in forward")

@@ -16,6 +16,7 @@ from fuselab.inspect.user_code import SourceLine
 from fuselab.inspect.work_kinds import (
     DISPATCH_BYTES,
     HOST_SYNC,
+    RETURNS_ITS_INPUT,
     is_compute_op,
     is_fusible,
     is_reduction,
@@ -221,6 +222,10 @@ def _is_whole(name: str) -> bool:
 
 
 def _does_work(op: Detail) -> bool:
+    if op.name in RETURNS_ITS_INPUT and not any(
+        _does_work(deeper) for child in op.children for deeper in child.walk()
+    ):
+        return False
     return is_work(op.name) or (not op.name.startswith("aten::") and bool(op.allocations))
 
 

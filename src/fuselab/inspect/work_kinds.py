@@ -33,6 +33,12 @@ _NO_WORK = _aten(
     "_local_scalar_dense item to type_as diagonal movedim swapaxes real conj"
 )
 
+# Operators that return the tensor that they are given where nothing is to be done, as dropout does
+# in evaluation. Where they do work, they call operators that do.
+RETURNS_ITS_INPUT = _aten(
+    "dropout dropout_ feature_dropout feature_dropout_ alpha_dropout alpha_dropout_ contiguous"
+)
+
 _POINTWISE = _aten(
     "abs add addcdiv addcmul acos asin atan atan2 bernoulli bitwise_and bitwise_not "
     "bitwise_or bitwise_xor ceil celu clamp clamp_max clamp_min copy cos cosh div dropout elu "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -9,16 +10,18 @@ from math import prod
 from fuselab.inspect.findings.finding import Finding
 from fuselab.inspect.findings.search import (
     Search,
+    does_work,
     has_work_below,
     launched,
     launcher,
+    made,
     outermost,
     outermost_work,
 )
 from fuselab.inspect.kineto import Detail, Span, Storage
 from fuselab.inspect.profile_tables import device_us
 from fuselab.inspect.user_code import SourceLine
-from fuselab.inspect.work_kinds import CREATION, HOST_SYNC, is_pageable, is_transfer, is_work
+from fuselab.inspect.work_kinds import CREATION, HOST_SYNC, is_pageable, is_transfer
 from fuselab.report.numbers import byte_count, duration
 
 STARVING_SHARE = 0.1  # the least share of the step spent in the loader for a finding
@@ -26,6 +29,8 @@ OVERHEAD_SHARE = 0.25  # the least share of overhead for a step to be called lau
 REPEATED_CALLS = 8  # calls of one small operator from one line, per step
 FEW_BLOCKS_SHARE = 0.5  # the least share of the GPU's time in kernels of too few blocks
 FEW_BLOCKS_IDLE = 0.2  # the least share of the step in which multiprocessors have no block
+
+_SIZE_OF = re.compile(r"\.(?:shape|size\(|numel\()|\blen\(")  # a size that the inputs decide
 
 # -- the host waits for the device ------------------------------------------------------------
 
@@ -103,14 +108,18 @@ def tensors_built(search: Search) -> Iterator[Finding]:
     """Find constant tensors built in every forward, except in a library's module.
 
     What an operator builds for itself, as attention its causal mask, is not the user's to mend: the
-    call on the user's line must build a tensor, or be given none. The saving is the time from the
-    end of the previous line's operator to the end of the one that builds, because Python converts a
-    list in between. It is too large if lines without operators lie between the two.
+    call on the user's line must build a tensor, or be given none. A tensor that is written into
+    later, as the sums of a scatter, is no constant. The saving is the time from the end of the
+    previous line's operator to the end of the one that builds, because Python converts a list in
+    between. It is too large if lines without operators lie between the two.
     """
     built = [s for s in search.spans if s.name in CREATION and search.in_own_code(s)]
-    for line, spans in search.by_line(filter(_builds, map(outermost, built))):
-        if line is None:
+    changed = _changed_later(search)
+    for line, builders in search.by_line(filter(_builds, map(outermost, built))):
+        spans = [span for span in builders if not made(span) & changed]
+        if line is None or not spans:
             continue
+        sized = " of the largest size, and take a slice" * bool(_SIZE_OF.search(line.text))
         saved = (
             sum(_since_previous_line(search, span) for span in dict.fromkeys(spans)) / search.steps
         )
@@ -118,14 +127,27 @@ def tensors_built(search: Search) -> Iterator[Finding]:
         yield search.finding(
             "tensor built in forward",
             "a constant tensor is built anew in every call",
-            "build it once in __init__ and keep it by register_buffer, so that .to() moves it."
+            f"build it once in __init__{sized}, and keep it by register_buffer, so that .to() "
+            "moves it."
             if in_module
-            else "build it once, outside of the function, and pass it.",
+            else f"build it once{sized}, outside of the function, and pass it.",
             line,
             saved,
             len(spans) / search.steps,
             operators=tuple(sorted({span.name for span in spans})),
         )
+
+
+def _changed_later(search: Search) -> set[Storage]:
+    """Return the tensors that another operator than the one that made them writes into."""
+    makers: dict[Storage, Detail] = {}
+    changed: set[Storage] = set()
+    for call in search.calls:
+        outer = [op for op in _with_parents(call.op) if op.name.startswith("aten::")][-1:]
+        for storage in call.writes:
+            if outer and makers.setdefault(storage, outer[0]) is not outer[0]:
+                changed.add(storage)
+    return changed
 
 
 def _builds(span: Span) -> bool:
@@ -230,7 +252,7 @@ def launch_bound(search: Search) -> Iterator[Finding]:
     """Find a step dominated by overhead. The saving is the overhead, most of which a captured
     or compiled step avoids."""
     share = search.split.overhead_us / search.split.step_us
-    calls = sum(is_work(span.name) and not has_work_below(span) for span in search.spans)
+    calls = sum(does_work(span) and not has_work_below(span) for span in search.spans)
     if share < OVERHEAD_SHARE or calls < REPEATED_CALLS * search.steps:
         return
     line, _ = max(
@@ -319,7 +341,7 @@ def repeated_small_operators(search: Search) -> Iterator[Finding]:
     groups: dict[tuple[SourceLine, str], list[Span]] = defaultdict(list)
     for span in search.spans:
         detail = span.detail
-        if detail is None or detail.line is None or detail.backward or not is_work(span.name):
+        if detail is None or detail.line is None or detail.backward or not does_work(span):
             continue
         if outermost_work(span) is span and search.is_small(span) and not _in_optimizer(span):
             groups[detail.line, span.name].append(span)

@@ -16,7 +16,12 @@ from fuselab.inspect.kineto import Details, Kernel, Span, Window
 from fuselab.inspect.profile_tables import device_us
 from fuselab.inspect.step_split import Split, is_memory_op, touched_bytes
 from fuselab.inspect.user_code import SourceLine, plain
-from fuselab.inspect.work_kinds import DISPATCH_BYTES, is_compute_op, is_work
+from fuselab.inspect.work_kinds import (
+    DISPATCH_BYTES,
+    RETURNS_ITS_INPUT,
+    is_compute_op,
+    is_work,
+)
 
 
 class Search:
@@ -130,6 +135,13 @@ def outermost_work(span: Span) -> Span:
         if above.kind == "op" and is_work(above.name):
             found = above
     return found
+
+
+def does_work(span: Span) -> bool:
+    """Return whether a call touches elements; a dropout that returns its input does not."""
+    if span.name in RETURNS_ITS_INPUT:
+        return has_work_below(span)
+    return is_work(span.name)
 
 
 def has_work_below(span: Span) -> bool:
