@@ -12,14 +12,14 @@ import torch
 
 from fuselab.device.ceiling import Ceilings
 from fuselab.errors import ArgumentError, TargetError
-from fuselab.inspect import explain_runner, targets
+from fuselab.inspect import explain_runner, inductor_capture, targets
 from fuselab.inspect.explain import SHAPES, explain_target
 from fuselab.inspect.explain_sizes import called_with_sizes, sizes_to_try
 from fuselab.inspect.inductor_capture import Launch, Node, launches
 from fuselab.inspect.kernel_times import _match
 from fuselab.inspect.user_code import SourceLine
 from fuselab.report.explain_text import explain_text
-from fuselab.report.numbers import ratio
+from fuselab.report.numbers import rate, ratio
 
 SINS = Path(__file__).parent / "targets" / "sins.py"
 SOURCE = SINS.read_text().splitlines()
@@ -171,6 +171,39 @@ def test_the_screen_says_that_other_work_slows_the_step_down(broken):
 @pytest.mark.parametrize(("step_us", "steps"), [(3.0, 50), (10_000, 20), (1_000_000, 5)])
 def test_kernels_of_short_steps_are_timed_more_often(step_us, steps):
     assert explain_runner._steps_to_profile(step_us) == steps
+
+
+def test_the_reasons_of_breaks_are_in_plain_words():
+    def reason(function):
+        target = targets.load(f"{SINS}:{function}")
+        _, breaks, _ = inductor_capture.graph_breaks(target.callable, *target.args)
+        (found,) = breaks
+        return SOURCE[found.line.line - 1].strip(), found.reason
+
+    line, words = reason("chooses_a_branch")
+    assert line == "if hidden.sum() > 0:"
+    assert words.startswith("Python chooses a branch (if, while, and, or) by a tensor's value")
+    line, words = reason("reads_back")
+    assert line == "if total.item() > 0:"
+    assert words.startswith("the host reads a number out of a tensor")
+
+
+def test_a_break_in_a_loop_leaves_the_function_out_and_says_so_with_its_line():
+    inductor_capture.forget_compilations()
+    target = targets.load(f"{SINS}:picks_in_a_loop")
+    torch.compile(target.callable, backend="eager")(*target.args)
+    (said,) = [one.failure for one in inductor_capture.compilations() if one.failure]
+    line = 1 + next(i for i, text in enumerate(SOURCE) if ".nonzero()" in text)
+    assert said.startswith(
+        f"sins.py:{line}: Dynamic shape operator: Operator `aten.nonzero.default`"
+    )
+    assert said.endswith("the whole function 'picks_in_a_loop' runs without torch.compile.")
+    assert "Hint" not in said and "…" not in said
+
+
+def test_a_rate_of_few_bytes_is_no_row_of_zeros():
+    assert rate(4e-7) == "<0.001 GB/s"
+    assert rate(0.0712) == "0.0712 GB/s" and rate(None) == "–"
 
 
 def test_mistakes():

@@ -1,6 +1,8 @@
 """Profile: the split adds up, tables hold what ran, loops and TARGETs record the same way."""
 
+import io
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from fuselab.inspect.explain import Request
 from fuselab.inspect.profile import parse_schedule, profile, profile_target
 from fuselab.inspect.step_memory import NO_LINE
 from fuselab.inspect.step_split import claim, union
+from fuselab.inspect.target_prints import muted
 from fuselab.inspect.wall_time import wall_times
 from fuselab.measure import machine_state
 from fuselab.report.compare_text import compare_text
@@ -410,6 +413,43 @@ def test_what_a_target_prints_is_shown_once(tmp_path, capsys, monkeypatch):
     asked = Request(target.spec, "cpu", None, False, False, "default")
     explain_runner.explain(asked, lambda words: None)
     assert capsys.readouterr().out == "biggest tensor(1.)\n"
+
+
+LOGS = """
+import logging
+import torch
+
+log = logging.getLogger("my_model")
+log.setLevel(logging.INFO)
+
+def scaled(input):
+    log.warning("biggest %s", input.max())
+    return input * 2
+
+def get_inputs():
+    return [torch.ones(4)]
+"""
+
+
+@pytest.mark.parametrize("own_handler", [False, True])
+def test_what_a_target_logs_on_the_screen_is_shown_once(own_handler, tmp_path, capsys, monkeypatch):
+    (tmp_path / "logs.py").write_text(LOGS)
+    logger = logging.getLogger("my_model")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own
+    kept = logging.StreamHandler(io.StringIO())
+    handlers = [logging.StreamHandler(), kept] if own_handler else []
+    monkeypatch.setattr(logger, "handlers", handlers)
+    target = targets.load(str(tmp_path / "logs.py"))
+    profile_target(target, schedule=(1, 1, 3, 2))
+    assert capsys.readouterr().err == "biggest tensor(1.)\n"
+    with muted():
+        logger.warning("unheard")
+        logging.getLogger("fuselab.asked").warning("heard")
+    assert capsys.readouterr().err == "heard\n"
+    if own_handler:  # what does not go to the screen hears every step
+        assert kept.stream.getvalue().count("biggest") == 10  # two repeats of 5 steps
+    logger.warning("heard again")
+    assert capsys.readouterr().err == "heard again\n"
 
 
 def test_a_profile_knows_how_long_its_process_waited_for_a_core(monkeypatch):

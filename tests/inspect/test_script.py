@@ -114,6 +114,18 @@ def test_scripts_that_fail(tmp_path, monkeypatch, text, words):
     assert script_runner.run(write(tmp_path, text), [], (1, 1, 3, 1)) == words
 
 
+def test_a_script_that_a_signal_ends_and_one_that_profiles_itself(tmp_path):
+    ended = write(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    with pytest.raises(TargetError) as raised:
+        profile_script(ended, [])
+    assert str(raised.value).endswith("was ended by SIGKILL before its profile was written.")
+    ended = write(
+        tmp_path, "import torch.profiler, os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    with pytest.raises(TargetError, match="seems to start PyTorch's profiler itself"):
+        profile_script(ended, [])
+
+
 def test_a_missing_script(tmp_path):
     with pytest.raises(TargetError, match="no file"):
         profile_script(str(tmp_path / "nope.py"), [])

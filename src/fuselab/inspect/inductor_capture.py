@@ -327,8 +327,27 @@ def graph_breaks(
     return found.graph_count, breaks, graphs
 
 
+# What Dynamo says of the commonest breaks needs its own words to be understood.
+_PLAIN_WORDS = (
+    (
+        r"generic_jump|Data-dependent branching",
+        "Python chooses a branch (if, while, and, or) by a tensor's value, which is not known "
+        "while the graph is made; torch.where computes both branches.",
+    ),
+    (
+        r"Tensor\.item\(\)|_local_scalar_dense",
+        "the host reads a number out of a tensor (.item(), float(), int()), which is known only "
+        "when the graph has run.",
+    ),
+)
+
+
 def _first_sentence(reason: str) -> str:
-    """Return the first line of Dynamo's reason with its explanation, without the hints."""
+    """Return Dynamo's reason in plain words where they are known, else its first line with its
+    explanation, without the hints."""
+    for pattern, words in _PLAIN_WORDS:
+        if re.search(pattern, str(reason).partition("Hint:")[0]):
+            return words
     lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
     head = lines[0] if lines else "no reason given"
     explanation = next((line for line in lines if line.startswith("Explanation:")), "")
@@ -397,11 +416,24 @@ def compilations() -> list[Compilation]:
             seconds=metrics.entire_frame_compile_time_s,
             backend_seconds=metrics.backend_compile_time_s,
             recompile_reason=plain(metrics.recompile_reason) if metrics.recompile_reason else None,
-            failure=plain(metrics.fail_reason) if metrics.fail_reason else None,
+            failure=_failure(metrics) if metrics.fail_reason else None,
         )
         for metrics in torch._dynamo.utils.get_compilation_metrics()
         if metrics.co_name is not None and metrics.co_filename is not None
     ]
+
+
+def _failure(metrics: Any) -> str:
+    """Return why a function was not compiled, behind the user's line where that is known."""
+    file, line = metrics.fail_user_frame_filename, metrics.fail_user_frame_lineno
+    where = f"{SourceLine(file, line)}: " if file and line and is_user_file(file) else ""
+    in_loop = "graph break in loop" in metrics.fail_reason
+    return f"{where}{_first_sentence(metrics.fail_reason)}" + (
+        " That is in a loop, where no graph can be cut, so that the whole function "
+        f"'{metrics.co_name}' runs without torch.compile."
+        if in_loop
+        else ""
+    )
 
 
 @contextmanager

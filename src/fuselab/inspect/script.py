@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,12 +48,29 @@ def profile_script(
         done = subprocess.run([*command, script, *arguments], env=environment, stdout=2)
         if not answer.is_file():
             name = arguments[0] if is_module else Path(script).name
-            raise TargetError(
-                f"{plain(name)} ended the process itself (exit status "
-                f"{done.returncode}) before its profile was written; let it return."
-            )
+            raise TargetError(_ended(plain(name), script, done.returncode))
         outcome = pickle.loads(answer.read_bytes())  # written by our own child just now
     if isinstance(outcome, str):
         raise TargetError(outcome)
     assert isinstance(outcome, Profile)
     return outcome
+
+
+def _ended(name: str, script: str, status: int) -> str:
+    """Return the sentence on a script whose process ended before its profile was written."""
+    if status >= 0:
+        return (
+            f"{name} ended the process itself (exit status {status}) before its profile was "
+            "written; let it return."
+        )
+    try:
+        text = Path(script).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):  # a module, whose file is not known here
+        text = ""
+    own = re.search(r"\b(?:torch|autograd)\.profiler\b", text) is not None
+    return f"{name} was ended by {signal.Signals(-status).name} before its profile was written" + (
+        "; it seems to start PyTorch's profiler itself, and a process has one: leave it out, or "
+        "give the trace that it writes (fuselab profile TRACE.json)."
+        if own
+        else "."
+    )

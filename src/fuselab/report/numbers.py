@@ -91,7 +91,9 @@ def byte_count(count: float | None) -> str:
 
 def rate(gbps: float | None) -> str:
     """Format a bandwidth in GB/s."""
-    return NONE if gbps is None else f"{three(gbps)} GB/s"
+    if gbps is None:
+        return NONE
+    return f"{three(gbps)} GB/s" if gbps >= 0.001 or gbps <= 0 else "<0.001 GB/s"
 
 
 def tflops(value: float | None) -> str:

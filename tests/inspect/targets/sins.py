@@ -119,6 +119,20 @@ class Table(nn.Module):
         return self.table(x[:, 0].long() % 20_000)
 
 
+def chooses_a_branch(x):
+    hidden = x.cos()
+    if hidden.sum() > 0:
+        return hidden.sin()
+    return hidden
+
+
+def picks_in_a_loop(x):
+    total = x.sum(0)
+    for limit in range(2):
+        total = total + x[(x[:, 0] > limit).nonzero()[:, 0]].sum(0)
+    return total
+
+
 def get_inputs():
     return [torch.randn(256, 1024)]
 
