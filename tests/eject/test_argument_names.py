@@ -62,6 +62,35 @@ def test_a_package_takes_any_names(
     )
 
 
+def reference(x, epsilon: float = 0.5):
+    """A function with the name of a package's reference, which calls another such function."""
+    return drawing(x, scale=2.0) / (x.square().mean(-1, keepdim=True) + epsilon).sqrt()
+
+
+def drawing(x, scale):
+    é = x * scale  # a column counts bytes, and this letter has two
+    return é.tanh()
+
+
+def calls_the_reference(x):
+    é = 1.0; return é * reference(x, 2.0) + drawing(x, 3.0)  # fmt: skip  # noqa: E702
+
+
+def takes_a_drawing(drawing):
+    return reference(drawing) * drawing
+
+
+@pytest.mark.parametrize("function", [reference, calls_the_reference, takes_a_drawing])
+def test_functions_have_the_names_that_a_package_uses_for_its_own(function, tmp_path: Path) -> None:
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    name = f"package_of_{function.__name__}"
+    op = load_op(str(eject(function, x, out=tmp_path / name, name=name)))
+    torch.testing.assert_close(op.reference(x), function(x))
+    cpp = op.implementations["cpp"]
+    torch.testing.assert_close(op.without_residuals(cpp.forward(x)), function(x))
+    assert op.reference(2 * x).shape == (3, 4)
+
+
 def test_kernels_take_an_argument_named_output(tmp_path: Path) -> None:
     args = torch.linspace(-1, 1, 12).reshape(3, 4), torch.ones(3, 4)
     op = load_op(str(eject(loss_of_output, *args, out=tmp_path / "loss")))

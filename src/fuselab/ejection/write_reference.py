@@ -34,6 +34,7 @@ from fuselab.ejection.taken import annotation, rebuilt, tensors_in
 from fuselab.op import dtype_name
 
 _CONSTANTS = (*CONSTANTS, tuple)
+_OWN = frozenset({"reference", "drawing"})  # functions that the file defines itself
 _STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
@@ -282,7 +283,31 @@ def _copied(function: FunctionType, captured: Captured) -> tuple[str, str, str] 
     lines = [line for line in lines if line not in constants]
     head = "\n".join([*lines, *([""] if constants else []), *constants])
     head = f"{head}\n{_import_of_replay(captured)}".rstrip()
-    return head, "\n\n\n".join(reversed(sources.values())), called
+    texts = list(reversed(sources.values()))
+    for taken in _OWN & {one.__name__ for one in sources}:
+        texts = [_renamed(text, taken, f"{taken}_function") for text in texts]
+        if function.__name__ == taken:
+            called = called.replace(taken, f"{taken}_function", 1)
+    return head, "\n\n\n".join(texts), called
+
+
+def _renamed(text: str, old: str, new: str) -> str:
+    """Return a function's text with another name for a function of its module, be it itself."""
+    (function,) = ast.parse(text).body
+    assert isinstance(function, ast.FunctionDef)
+    parts = list(ast.walk(function))
+    named = [one for one in parts if isinstance(one, ast.Name) and one.id == old]
+    is_local = any(isinstance(one, ast.arg) and one.arg == old for one in parts) or any(
+        isinstance(one.ctx, ast.Store) for one in named
+    )
+    spots = [] if is_local else [(one.lineno, one.col_offset) for one in named]
+    if function.name == old:
+        spots.append((1, len("def ")))
+    lines = [line.encode() for line in text.split("\n")]  # columns count bytes
+    for line, column in sorted(spots, reverse=True):
+        row = lines[line - 1]
+        lines[line - 1] = row[:column] + new.encode() + row[column + len(old.encode()) :]
+    return b"\n".join(lines).decode()
 
 
 def _global_names(code: Any) -> list[str]:
