@@ -493,6 +493,23 @@ def test_a_cuda_block_is_that_of_the_launch_bounds_or_of_the_text(tmp_path: Path
     assert one(asked(str(file), threads=(16, 16))).block == (16, 16, 1)
 
 
+TILES = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def tile_kernel(out, TILE: tl.constexpr, VALUE: tl.constexpr):
+    rows, columns = tl.arange(0, TILE[0]), tl.arange(0, TILE[1])
+    tl.store(out + rows[:, None] * TILE[1] + columns[None, :], VALUE)
+"""
+
+
+def test_a_signature_has_tuples_for_constexprs(tmp_path: Path) -> None:
+    (tmp_path / "tiles.py").write_text(TILES)
+    kernel = one(asked(str(tmp_path / "tiles.py"), signature="*fp32, (4, 8), 1.5"))
+    assert kernel.settings["TILE"] == (4, 8) and kernel.settings["VALUE"] == 1.5
+
+
 def test_the_suggested_signature_tells_pointers_from_numbers(tmp_path) -> None:
     (tmp_path / "rows.py").write_text(ROWS)
     with pytest.raises(errors.ArgumentError, match="has 1 entry and rows_kernel takes 6") as error:

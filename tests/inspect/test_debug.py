@@ -14,7 +14,8 @@ from fuselab.cli.main import run
 from fuselab.inspect.assembly.architectures import architecture
 from fuselab.inspect.assembly.subjects import Request, compiled
 from fuselab.inspect.debugger.offsets import grouped, runs
-from fuselab.report.debug_text import debug_text
+from fuselab.inspect.debugger.session import grid_of
+from fuselab.report.debug_text import _offsets, debug_text
 from fuselab.runtime import interpreter
 
 CLONE = Path(__file__).resolve().parents[2]
@@ -219,6 +220,8 @@ def test_each_of_several_results_is_compared_and_programs_have_the_grids_dimensi
     assert "updates atomically rows" in text
     with pytest.raises(errors.TargetError, match="gives a tuple of 1 for 2 results"):
         seen(str(file), against="(x,)")
+    with pytest.raises(errors.ArgumentError, match="--grid 4,0 runs no program; write 1 or more"):
+        grid_of("4,0")
     with pytest.raises(errors.ArgumentError, match="--grid is for a kernel alone"):
         seen(str(file), grid=[2])
     with pytest.raises(errors.ArgumentError, match="--backward is for an operator"):
@@ -283,6 +286,8 @@ def test_one_program_is_no_programs() -> None:
 
 
 def test_runs_of_offsets() -> None:
+    assert _offsets(range(0, 10, 2)).endswith(" and 1 run more")
+    assert _offsets(range(0, 12, 2)).endswith(" and 2 runs more")
     assert runs([3, 1, 2, 8, 8]) == [(1, 3), (8, 8)] and runs([]) == []
 
 

@@ -278,6 +278,23 @@ def test_launches_are_read_from_a_wrapper_in_order():
     ]
 
 
+def test_a_kernel_that_only_changes_a_buffer_in_place_has_its_operator():
+    """A scatter adds to the zeros that the kernel before it wrote, and is given no other buffer."""
+    given = ("buf4, 2000", "primals_1, buf4, 10000", "buf4, buf6, 8")
+    wrapper = "async_compile.wait(globals())\n" + "".join(
+        f"    triton_poi_fused_{number}.run({arguments}, stream=stream0)\n"
+        for number, arguments in enumerate(given)
+    )
+    zeros, cosine = node("buf4", "aten.zeros"), node("buf6", "aten.cos")
+    scatter = replace(node("buf5", "aten.scatter_add"), changes=("buf4",))
+    found = launches(wrapper, [zeros, scatter, cosine])
+    assert [launch.operators for launch in found] == [
+        ("aten.zeros",),
+        ("aten.scatter_add",),
+        ("aten.cos",),
+    ]
+
+
 def test_a_kernel_has_the_lines_of_a_buffer_whose_memory_its_result_takes_over():
     code = """
 async_compile.wait(globals())

@@ -38,6 +38,7 @@ class Node:
     bytes_read: int | None
     bytes_written: int | None
     reads: tuple[str, ...] = ()  # names of the buffers that it reads
+    changes: tuple[str, ...] = ()  # names of the buffers that it changes in place
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,7 @@ def _read_node(node: Any) -> Node:
         bytes_read=_size(node, "get_read_buffer_sizes"),
         bytes_written=_size(node, "get_write_buffer_sizes"),
         reads=tuple(dict.fromkeys(read.name for read in node.read_writes.reads)),
+        changes=tuple(name for out in node.get_outputs() for name in out.get_mutations()),
     )
 
 
@@ -254,12 +256,15 @@ def _user_lines(origin: Any) -> list[SourceLine]:
 def launches(code: str, nodes: Sequence[Node]) -> list[Launch]:
     """Return the calls of a wrapper in order, each with the nodes of the schedule that it runs.
 
-    A call runs the nodes that write a buffer it is given; a C++ kernel may run several nodes.
+    A call runs the nodes that write a buffer it is given; a C++ kernel may run several nodes. Where
+    none does, it runs the next that changes such a buffer in place, as a scatter does.
     """
     found = []
     left = list(nodes)
     for callee, arguments, words, earlier in _calls(code):
         mine = [node for node in left if words.intersection(node.buffers)]
+        if not mine:
+            mine = [node for node in left if words.intersection(node.changes)][:1]
         left = [node for node in left if node not in mine]
         extern = callee.startswith(("extern_kernels.", "torch.ops.", "aten."))
         name = callee.removeprefix("extern_kernels.").removesuffix(".run")

@@ -72,7 +72,8 @@ def _offsets(offsets: Sequence[int]) -> str:
     text = ", ".join(
         str(first) if first == last else f"{first}..{last}" for first, last in found[:RUNS]
     )
-    return text + (f" and {len(found) - RUNS} runs more" if len(found) > RUNS else "")
+    more = len(found) - RUNS
+    return text + (f" and {more} run{'s' if more > 1 else ''} more" if more > 0 else "")
 
 
 def _against(compared: Facts) -> Iterator[str]:

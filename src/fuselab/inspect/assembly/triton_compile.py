@@ -143,15 +143,15 @@ def compiled_signature(
     """Return a kernel compiled for a written signature.
 
     ``signature`` lists, in the parameters' order, ``*fp32`` for a pointer, ``i32`` or ``fp32`` for
-    a value and a plain number for a constexpr, separated by commas. Pointers are taken as aligned
-    to 16 bytes, as torch allocates; ``:1`` behind one says that it is not, ``i32:16`` that a whole
-    number is divisible by 16. Raises ArgumentError, BuildError.
+    a value, and a plain number or a tuple of them for a constexpr, separated by commas. Pointers
+    are taken as aligned to 16 bytes, as torch allocates; ``:1`` behind one says that it is not,
+    ``i32:16`` that a whole number is divisible by 16. Raises ArgumentError, BuildError.
     """
     from triton import compile as compile_source
     from triton.compiler import ASTSource
 
     function = jit_function(kernel)
-    words = [word.strip() for word in signature.split(",") if word.strip()]
+    words = _split(signature)
     names = [name for name in function.arg_names if name not in settings]
     if len(words) != len(names):
         entries = "entry" if len(words) == 1 else "entries"
@@ -224,7 +224,15 @@ def suggested_signature(kernel: Any) -> str:
     return ", ".join(words)
 
 
+def _split(text: str) -> list[str]:
+    """Return the entries of a text that commas separate outside of brackets."""
+    words = re.findall(r"(?:\([^()]*\)|[^,()])+", text)
+    return [word.strip() for word in words if word.strip()]
+
+
 def _constant(word: str, name: str) -> Any:
+    if word.startswith("(") and word.endswith(")"):
+        return tuple(_constant(one, name) for one in _split(word[1:-1]))
     plain_words = {"True": True, "False": False, "None": None}
     if word in plain_words:
         return plain_words[word]

@@ -84,4 +84,7 @@ def grid_of(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not 1 <= len(parts) <= 3 or not all(part.strip().isdigit() for part in parts):
         raise ArgumentError(f"--grid {text}: write the number of programs, 98, or 4,2.")
-    return tuple(int(part) for part in parts)
+    grid = tuple(int(part) for part in parts)
+    if 0 in grid:
+        raise ArgumentError(f"--grid {text} runs no program; write 1 or more.")
+    return grid
