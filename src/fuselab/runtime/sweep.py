@@ -195,14 +195,18 @@ class Sweep:
             repeated = [_repeated(tensor, to, (rows, columns)) for tensor, to in read]
             self._lay_out(rows, columns, [*repeated, *written])
         if self._is_too_deep():
-            self._lay_out(rows, columns, [*_alike_around_positions(rows, repeated), *written])
+            alike = _alike_around_positions(rows, repeated)
+            self._lay_out(rows, columns, [*alike, *written])
         if self._is_too_deep():
             self._copied_back = tuple(
                 (tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device))
                 for tensor, _ in written
             )
-            own = zip(self._copied_back, written, strict=True)
-            self._lay_out(*axes, [*copied, *((new, to) for (_, new), (_, to) in own)])
+            pairs = zip(self._copied_back, written, strict=True)
+            own = [(new, to) for (_, new), (_, to) in pairs]
+            self._lay_out(*axes, [*copied, *own])
+            if self._is_too_deep():
+                self._lay_out(rows, columns, [*alike, *own])
         if self._is_too_deep():
             raise ContractError(
                 f"the operands' layouts need {len(self.rows.sizes)} loops over rows and "

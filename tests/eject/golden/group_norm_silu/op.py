@@ -14,7 +14,7 @@ from fuselab.op import Case, Draw, FusedOp, Gradient, Implementation, Inputs
 from fuselab.runtime.cpp_sweep import CppSweeps
 from fuselab.runtime.cuda_sweep import CudaSweeps
 from fuselab.runtime.signature import accepted, float32_on_gpu, mismatch, output_like
-from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype
+from fuselab.runtime.sweep import Sweep, Sweeps, arithmetic_dtype, empty_in_order
 from fuselab.runtime.triton_sweep import Reducing, TritonSweeps, configs
 
 from . import triton_kernels
@@ -118,7 +118,7 @@ def _backward_cpp(
     compute = arithmetic_dtype(grad_output, x, weight, bias)
     group_norm_mean = torch.empty((batch, 4, 1), dtype=compute, device=grad_output.device)
     group_norm_rstd = torch.empty((batch, 4, 1), dtype=compute, device=grad_output.device)
-    mul_33 = torch.empty((batch, channels, height, width), dtype=compute, device=grad_output.device)
+    mul_33 = empty_in_order(x, (batch, channels, height, width), compute)
     grad_x = torch.empty_like(x)
     swept = Sweep(
         rows={"batch": batch, "group": 4},
