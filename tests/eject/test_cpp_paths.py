@@ -352,3 +352,14 @@ def test_elementary_functions(run):
     x = torch.cat([near, -near, special])
     for actual, exact in zip(run(elementary, x), elementary(x.double()), strict=True):
         torch.testing.assert_close(actual, exact.float(), rtol=3.6e-7, atol=1e-37, equal_nan=True)
+
+
+def test_triton_kernels_walk_over_windows_in_unrolled_loops(package):
+    """What is kept for the backward follows the order of the image."""
+    folder = package(pooled)[0]
+    text = (folder / "triton_kernels.py").read_text()
+    assert "in tl.static_range(" in text and "is_in(" in text
+    op = (folder / "op.py").read_text()
+    assert "windows=(" in op.split("CppSweeps(")[0].split("_TRITON = TritonSweeps(")[1]
+    strided_text = (package(strided)[0] / "op.py").read_text()
+    assert "empty_in_order(\n        x," in strided_text

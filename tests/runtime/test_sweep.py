@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fuselab.errors import ContractError
-from fuselab.runtime.sweep import Sweep, quotient
+from fuselab.runtime.sweep import Sweep, empty_in_order, quotient
 
 
 def element(swept: Sweep, operand: int, row: int, column: int) -> float:
@@ -184,3 +184,13 @@ def test_elements_that_walk_over_their_windows_are_rows_alone() -> None:
     assert swept.rows.strides == ((0, 1), (240, 0), (0, 0), (198, 18))
     assert swept.columns.strides == ((0,), (0,), (1,), (1,))
     assert swept.steps == (20, 1)
+
+
+def test_results_follow_the_order_of_an_operand() -> None:
+    x = torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    made = empty_in_order(x, (2, 3, 2, 2), torch.int32)
+    assert made.is_contiguous(memory_format=torch.channels_last) and made.dtype == torch.int32
+    turned = empty_in_order(x.permute(3, 1, 0, 2), (7, 3, 2, 4), torch.float32)
+    assert turned.permute(2, 3, 0, 1).is_contiguous()
+    for one in (torch.empty(2, 3, 4, 5), x[:, :, :1].expand(2, 3, 4, 5)):
+        assert empty_in_order(one, (2, 3, 4, 5), torch.float32).is_contiguous()

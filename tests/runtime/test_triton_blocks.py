@@ -541,3 +541,71 @@ def test_odd_rows_get_tiles_of_their_own_where_many_values_belong_to_a_row() -> 
     short = torch.empty(64, 100, device="meta")
     block = tile(swept_of({"length": 64, "width": 100}, (short, "length width"), values[0]), 4, 0)
     assert (block.rows, block.columns) == (8, 128)
+
+
+def _loss(rows: int, columns: int, operands: int) -> Sweep:
+    """Return the sweep of a loss over several tensors, one of which has longer rows."""
+    names = {"length": rows, "width": columns}
+    tensors = [torch.empty(rows, columns, device="meta") for _ in range(operands - 1)]
+    tensors.append(torch.empty(rows, columns + 1, device="meta")[:, 1:])
+    reading = [(one, "length width") for one in tensors]
+    return Sweep({}, names, reading, [(torch.empty((), device="meta"), "")])
+
+
+def test_a_loss_over_several_operands_is_shared_by_all_multiprocessors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A single row is no reason for narrow blocks, in which each operand would be read for several
+    rows at a time."""
+    monkeypatch.setattr(gpu_limits, "multiprocessors", lambda device: 132)
+    reducing = Reducing(sweeps=1, reductions=1)
+    block = block_of_rows(_loss(4096, 200, 5), 4, 0, reducing, torch.device("cuda"))
+    assert (block.rows, block.columns, block.parts) == (1, 2048, 256)
+    short = block_of_rows(_loss(64, 200, 5), 4, 0, reducing, torch.device("cuda"))
+    assert short.parts in (0, 1)  # too few elements for another launch
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "across"), [(3000, 1, 1024), (582, 8, 128), (60, 16, 64)]
+)
+def test_rows_of_which_nothing_is_kept_have_small_blocks(
+    columns: int, rows: int, across: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradients of an elementwise function and of a number for each row come from one pass."""
+    monkeypatch.setattr(gpu_limits, "multiprocessors", lambda device: 132)
+    x = torch.empty(100_000, columns, dtype=torch.bfloat16, device="meta")
+    scale = torch.empty(100_000, device="meta")
+    full, of_rows = (x, "length width"), (scale, "length")
+    sizes = ({"length": 100_000}, {"width": columns})
+    over = Sweep(*sizes, [full, full, of_rows], [full, of_rows])
+    reducing = Reducing(sweeps=1, reductions=1)
+    block = block_of_rows(over, 2, 0, reducing, torch.device("cuda"))
+    assert (block.rows, block.columns, block.warps) == (rows, across, 4)
+
+
+def _windows(sizes: tuple[int, ...], dtype: torch.dtype, is_last: bool) -> Sweep:
+    """Return the sweep of a pooling of 3 x 3 elements with step 1; ``is_last``: channels last."""
+    order = torch.channels_last if is_last else torch.contiguous_format
+    x = torch.empty(sizes, dtype=dtype, device="meta", memory_format=order)
+    names = dict(zip(("batch", "channels", "height", "width"), sizes, strict=True))
+    positions: list[tuple[Tensor | None, str]] = [
+        *((None, name) for name in ("height", "group", "width", "group_2")),
+        (x, "batch channels ? ?"),
+    ]
+    written = [(torch.empty_like(x), "batch channels height width")]
+    swept = Sweep(names, {"group": 3, "group_2": 3}, positions, written)
+    return swept.over_elements().by_result()
+
+
+def test_tiles_of_windows_are_rows_of_an_image_where_these_fill_them() -> None:
+    assert _windows((4, 8, 56, 56), torch.float32, False).window == 9
+    block = tile(_windows((4, 8, 56, 56), torch.float32, False), 4, 0)
+    assert (block.rows, block.columns, block.column_loops, block.warps) == (8, 64, 1, 4)
+    block = tile(_windows((4, 8, 65, 65), torch.float32, False), 4, 0)
+    assert (block.rows, block.columns, block.column_loops) == (1, 512, 2)
+
+
+@pytest.mark.parametrize(("dtype", "warps"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_a_thread_has_one_pack_of_channels(dtype: torch.dtype, warps: int) -> None:
+    block = tile(_windows((4, 64, 56, 56), dtype, True), dtype.itemsize, 0)
+    assert (block.rows, block.columns, block.column_loops, block.warps) == (8, 64, 1, warps)
