@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuselab.ejection.functions import TRITON_REDUCTIONS
+from fuselab.ejection.functions import TRITON, TRITON_REDUCTIONS
 from fuselab.ejection.loops import Apply, Axis, Expression, Load, Position, Size, walk
 from fuselab.ejection.plan import KernelPlan, Operand
 from fuselab.ejection.triton_functions import Function, sweeps_to_reduce
@@ -104,7 +104,8 @@ class Windows(Pointwise):
             self.write(f"{name} = tl.full({sizes}, {neutral}, {self.dtype_of(one)})")
         outer, pointed = dict(self.known), dict(self.pointed)
         for place, axis in enumerate(axes):
-            name = self.known[Position((axis,))] = self.loop_names[axis]
+            name = self.loop_names[axis]
+            self.known[Position((axis,))] = self.position_text(name, terms)
             self.write(f"for {name} in tl.static_range({axis.size}):")
             self.indent += 1
             self.define(self.without(axes[place + 1 :], terms))
@@ -120,6 +121,18 @@ class Windows(Pointwise):
         self.indent -= len(axes)
         self.pointed, self.advanced = pointed, {}
         self.known = outer | {one: self.plan.value_names[one] for one in reduced}
+
+    def position_text(self, name: str, values: Sequence[Expression]) -> str:
+        """Return the text of a position in a window: a number, or a tensor where ``values`` cast
+        what follows from such numbers alone."""
+        casts = [
+            one
+            for one in walk(values)
+            if isinstance(one, Apply)
+            and "}.to(" in TRITON[one.function]
+            and self.plan.axes_of(one) <= self.column_axes
+        ]
+        return f"tl.full((1, 1), {name}, tl.int32)" if casts else name
 
     def advance_pointers(self, axis: Axis, values: Sequence[Expression]) -> None:
         """Write pointers to where a line of the windows begins, in what ``values`` are made of: the
