@@ -315,6 +315,13 @@ def test_an_element_that_counts_anywhere_is_loaded_at_a_safe_place(
     assert not re.search(r" load\(\s*\w+_(row|line) \+ ", text)
 
 
+def test_what_sizes_are_multiples_of_is_written_in_one_order(tmp_path: Path) -> None:
+    """Python's hashes, which are others in every process, decide nothing that is written."""
+    folder = eject(max_pool, torch.randn(2, 3, 8, 12, requires_grad=True), out=tmp_path / "p")
+    text = (Path(folder) / "op.py").read_text("utf-8")
+    assert 'multiples={"height": 2, "width": 2}' in text
+
+
 def test_the_gradient_of_a_pool_goes_to_the_first_of_equal_elements(
     folders: Callable[[Any], Path],
 ) -> None:

@@ -245,7 +245,7 @@ def test_windows_that_lie_apart(package, run, width, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [3, 16, 35])
 def test_elements_that_walk_over_a_window_twice(package, run, width, dtype):
-    """What the first walk computes for long is kept for the second."""
+    """The first loop over a window stores values that take long to compute, for the second."""
     text = (package(spread_in_windows)[0] / "cpu_kernels.cpp").read_text()
     assert "silu_kept[3]" in text and "silu_kept[group]" in text
     x = torch.randn(2, 3, 7, width, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -355,7 +355,7 @@ def test_elementary_functions(run):
 
 
 def test_triton_kernels_walk_over_windows_in_unrolled_loops(package):
-    """What is kept for the backward follows the order of the image."""
+    """The indices of the largest elements lie in memory in the order of the image."""
     folder = package(pooled)[0]
     text = (folder / "triton_kernels.py").read_text()
     assert "in tl.static_range(" in text and "is_in(" in text

@@ -54,7 +54,7 @@ from fuselab.ejection.loops import (
 )
 from fuselab.ejection.picks import Pick, is_number, pick_of
 from fuselab.ejection.plan import KernelPlan, Namer, Operand, with_code
-from fuselab.ejection.walked_windows import on_elements, walks_windows
+from fuselab.ejection.walked_windows import launched_operands, walks_windows
 from fuselab.errors import EjectError
 
 MOST_PHASES = 8  # in which rows are taken where their positions are divided
@@ -102,7 +102,7 @@ class _Kernel:
         self.loop_names: dict[Axis, str] = {}  # of the loops over a window
         self.walks_windows = walks_windows(plan)
         self.has_columns = (plan.has_columns or bool(plan.sums)) and not self.walks_windows
-        self.operands = on_elements(plan) if self.walks_windows else plan.operands
+        self.operands = launched_operands(plan)
         self.guards = self.guards_along_rows()
         self.namer = Namer(sorted(KEYWORDS | FRAME | TYPES))
         self.names: dict[Expression, str] = {

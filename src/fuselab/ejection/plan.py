@@ -324,7 +324,7 @@ class Sizes:
             text = self._sum_of_products(one) if by.is_Integer else None
             if text is not None:
                 found[text] = math.lcm(found.get(text, 1), int(by))
-        return found
+        return dict(sorted(found.items()))  # divisions have no order that is the same every time
 
     def shares(self, sizes: Sequence[sympy.Expr]) -> list[str]:
         """Return the conditions under which sizes that are divided by others, as by those of

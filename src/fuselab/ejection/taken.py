@@ -26,13 +26,12 @@ from fuselab.structures import is_data
 _USED = frozenset(
     (
         "accepted", "args", "arithmetic", "arithmetic_dtype", "aten", "bool", "check_items",
-        "columns", "compute", "draw", "drawing", "dropout_mask", "dtypes", "empty_in_order", "F",
-        "float",
-        "getattr", "implementation", "int", "isinstance", "kept", "largest", "len", "list",
-        "math", "max", "min", "mismatch", "name", "needs", "OP", "output", "output_like",
-        "outputs_like", "partial", "quotient", "range", "reason", "reference",
-        "refused_option", "repr", "returned", "rows", "seed_tensor", "self", "Sequence",
-        "str", "sum", "sweeps", "swept", "Tensor", "torch", "tuple", "type", "zip",
+        "columns", "compute", "draw", "drawing", "dropout_mask", "dtypes", "empty_in_order",
+        "F", "float", "getattr", "implementation", "int", "isinstance", "kept", "largest",
+        "len", "list", "math", "max", "min", "mismatch", "name", "needs", "OP", "output",
+        "output_like", "outputs_like", "partial", "quotient", "range", "reason", "reference",
+        "refused_option", "repr", "returned", "rows", "seed_tensor", "self", "Sequence", "str",
+        "sum", "sweeps", "swept", "Tensor", "torch", "tuple", "type", "zip",
     )
 )  # fmt: skip
 

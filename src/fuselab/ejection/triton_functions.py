@@ -251,7 +251,7 @@ class Function:
         if operand in self.pointed:
             advanced = self.advanced.get(operand, [])
             parts = [one for one in self.parted(operand, is_guarded) if one not in advanced]
-            return " + ".join((self.pointed[operand], *self.within(parts)))
+            return " + ".join(filter(None, (self.pointed[operand], self.within(parts))))
         place, chosen = self.place(operand), self.chosen_places(operand, is_guarded)
         offsets = " + ".join(filter(None, (place, *chosen)))
         if chosen and "+" in offsets:
@@ -294,16 +294,14 @@ class Function:
         """Return the text of the mask of the operand's elements; empty for a single element."""
         raise NotImplementedError
 
-    def within(self, parts: Sequence[Part]) -> list[str]:
-        """Return the text of the offset in a window that these parts are; none if there are no
-        parts."""
+    def within(self, parts: Sequence[Part]) -> str:
+        """Return the text of the offset in a window that these parts are; empty if there are
+        none."""
         texts = [
             f"{sign} {self.in_parentheses(column)} * {step}" for _, sign, column, step in parts
         ]
         offset = re.sub(r"^\+ |(?<=^-) ", "", " ".join(texts))
-        return (
-            [f"({offset})"] if len(parts) > 1 or offset.startswith("-") else [offset] * len(parts)
-        )
+        return f"({offset})" if len(parts) > 1 or offset.startswith("-") else offset
 
     def parted(self, operand: Operand, is_guarded: bool) -> list[Part]:
         """Return the positions that the kernel computes in a tensor, none if one is no sum or

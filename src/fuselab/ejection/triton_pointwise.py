@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuselab.ejection.functions import TRITON, TRITON_REDUCTIONS
+from fuselab.ejection.functions import TRITON_REDUCTIONS
 from fuselab.ejection.loops import Apply, Axis, Expression, Load, Position, Size, walk
 from fuselab.ejection.plan import KernelPlan, Operand
 from fuselab.ejection.triton_functions import Function, sweeps_to_reduce
-from fuselab.ejection.walked_windows import on_elements
+from fuselab.ejection.walked_windows import launched_operands
+
+_OF_NUMBERS = frozenset({"add", "sub", "mul", "neg"})  # what Python computes from integers
 
 
 class Pointwise(Function):
@@ -20,7 +22,6 @@ class Pointwise(Function):
 
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
-        self.operands: Sequence[Operand] = plan.operands
         self.all_axes = self.row_axes | self.column_axes
 
     def docstring(self) -> str:
@@ -38,7 +39,9 @@ class Pointwise(Function):
         ]
 
     def strides(self) -> list[str]:
-        return [f"{one.name}_strides" for one in self.operands if self.has_place(one)]
+        return [
+            f"{one.name}_strides" for one in launched_operands(self.plan) if self.has_place(one)
+        ]
 
     def has_place(self, operand: Operand) -> bool:
         return operand.is_stored or self.has(operand, self.all_axes)
@@ -67,7 +70,6 @@ class Windows(Pointwise):
 
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
-        self.operands = on_elements(plan)
         self.all_axes = self.row_axes
         self.loop_names = {
             axis: self.namer.name(plan.axis_names[axis]) for axis in plan.kernel.column_axes
@@ -123,16 +125,20 @@ class Windows(Pointwise):
         self.known = outer | {one: self.plan.value_names[one] for one in reduced}
 
     def position_text(self, name: str, values: Sequence[Expression]) -> str:
-        """Return the text of a position in a window: a number, or a tensor where ``values`` cast
-        what follows from such numbers alone."""
-        casts = [
+        """Return the text of a position in a window: a number, or a tensor where ``values`` are
+        such positions, or compute from them alone what Python does not compute from numbers."""
+
+        def is_of_window(one: Expression) -> bool:
+            axes = self.plan.axes_of(one)
+            return bool(axes) and axes <= self.column_axes
+
+        of_tensors = [
             one
             for one in walk(values)
-            if isinstance(one, Apply)
-            and "}.to(" in TRITON[one.function]
-            and self.plan.axes_of(one) <= self.column_axes
+            if isinstance(one, Apply) and one.function not in _OF_NUMBERS and is_of_window(one)
         ]
-        return f"tl.full((1, 1), {name}, tl.int32)" if casts else name
+        is_tensor = of_tensors or any(map(is_of_window, values))
+        return f"tl.full((1, 1), {name}, tl.int32)" if is_tensor else name
 
     def advance_pointers(self, axis: Axis, values: Sequence[Expression]) -> None:
         """Write pointers to where a line of the windows begins, in what ``values`` are made of: the
@@ -145,7 +151,7 @@ class Windows(Pointwise):
             own = [each for each in parts if self.plan.axes_of(each[2]) == {axis}]
             if own:
                 name = f"{operand.name}_line"
-                self.write(f"{name} = {self.pointed[operand]} + {self.within(own)[0]}")
+                self.write(f"{name} = {self.pointed[operand]} + {self.within(own)}")
                 self.pointed[operand] = name
                 self.advanced[operand] = [*self.advanced.get(operand, []), *own]
 

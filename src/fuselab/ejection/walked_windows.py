@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 from fuselab.ejection.loops import Axis
 from fuselab.ejection.picks import pick_of
@@ -30,8 +31,10 @@ def walks_windows(plan: KernelPlan) -> bool:
     return are_alone and not any(picks)
 
 
-def on_elements(plan: KernelPlan) -> list[Operand]:
-    """Return the operands of a kernel that walks over windows, as its launch has them: without the
-    positions in a window, for which its loops have no place."""
+def launched_operands(plan: KernelPlan) -> Sequence[Operand]:
+    """Return the operands of a kernel as its launch has them: if its elements walk over windows,
+    without the positions in a window, for which its loops have no place."""
+    if not walks_windows(plan):
+        return plan.operands
     columns: frozenset[Axis] = frozenset(plan.kernel.column_axes)
     return [one for one in plan.operands if columns.isdisjoint(itertools.chain(*one.index))]

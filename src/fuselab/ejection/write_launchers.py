@@ -40,7 +40,7 @@ from fuselab.ejection.stored import (
     stored_as,
 )
 from fuselab.ejection.taken import tensors_in
-from fuselab.ejection.walked_windows import on_elements, walks_windows
+from fuselab.ejection.walked_windows import launched_operands, walks_windows
 from fuselab.ejection.write_gradient import unpacked_upstream, upstream_type
 from fuselab.ejection.write_reference import declared, outputs_type, unpacked
 
@@ -621,8 +621,7 @@ def _pairs(plans: Sequence[KernelPlan]) -> list[str]:
     """Return the lines of a ``TritonSweeps`` that say which operands may lie interleaved."""
     lines = []
     for plan in plans:
-        operands = on_elements(plan) if walks_windows(plan) else plan.operands
-        places = [tuple(map(operands.index, pair)) for pair in pairs_of(plan)]
+        places = [tuple(map(launched_operands(plan).index, pair)) for pair in pairs_of(plan)]
         if places:
             lines.append(f'        "{plan.name}": {tuple(places)!r},')
     return ["    pairs={", *lines, "    },"] if lines else []

@@ -6,12 +6,12 @@ timed at one shape, 16384 x 2048 in bfloat16, ``WARPS_PER_MULTIPROCESSOR`` and `
 float32 at none, ``SUMMING_WARPS_PER_MULTIPROCESSOR`` there at norms of 72 and 744 columns. What
 holds for narrow loads, for rows apart and for many operands was timed at one or two functions each,
 ``MOST_VARIED`` at 3 and not at 4, ``CHOSEN_OF_A_WARP`` at 256 and 1024, the shares of
-``SHARING_PROGRAMS_PER_MULTIPROCESSOR`` at 2 and 4 in losses over 36,864 to 819,200 elements. Long
-rows that are swept over several times were timed at softmax, norms and their gradients of 12288 to
-65536 columns, with two operands at most; windows at pools of 4 to 27 elements, ``MOST_LOADS`` at 9
-and 18, ``WINDOW_TILE`` at 256, 512 and 1024. Tiles with values of rows were timed at the gradient
-of cross entropy of 10, 100, 1000 and 50257 classes: whole rows at 100, ``TILE`` elements of odd
-rows at 50257.
+``SHARING_PROGRAMS_PER_MULTIPROCESSOR`` at 2 and 4 in losses over 36,864 to 819,200 elements;
+``FEW_TURNS`` at none. Long rows that are swept over several times were timed at softmax, norms and
+their gradients of 12288 to 65536 columns, with two operands at most; windows at pools of 4 to 27
+elements, ``MOST_LOADS`` at 9 and 18, ``WINDOW_TILE`` at 256, 512 and 1024. Tiles with values of
+rows were timed at the gradient of cross entropy of 10, 100, 1000 and 50257 classes: whole rows at
+100, ``TILE`` elements of odd rows at 50257.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def block_of_rows(
             down, across = line, line
         else:
             down, across = line, looped // 2 // line
-    elif rows > 1 and reduces_only and _of_columns(swept) >= SEVERAL:
+    elif reduces_only and _of_columns(swept) >= SEVERAL:
         # What lies along the columns is read again for each block of rows.
         down, across = min(rows, ROWS_OF_SEVERAL), min(whole, looped // ROWS_OF_SEVERAL)
     elif _is_transposed(swept, width) and (whole > ONE_BLOCK or not reducing.stores_columns):
@@ -423,7 +423,10 @@ def is_read_once(
 
 
 def _of_columns(swept: Sweep) -> int:
-    """Return how many operands that are read have elements for the columns that all rows share."""
+    """Return how many operands that are read have elements for the columns that several rows
+    share."""
+    if swept.rows.numel < 2:
+        return 0
     steps = zip(swept.rows.strides[: swept.read], swept.columns.strides, strict=False)
     return sum(any(columns) and not any(rows) for rows, columns in steps)
 

@@ -55,7 +55,8 @@ def load(pointer, is_row, is_column, ONCE: tl.constexpr = False):
         policy: tl.constexpr = "evict_first" if ONCE else ""
         elements = tl.load(pointer, is_row & is_column, eviction_policy=policy)
     elif pointer.shape[1] == is_column.shape[1] and is_row.shape[0] <= 4:
-        elements = tl.load(pointer, is_column)  # in packs, which lie along few rows
+        # The compiler sees packs of neighbours, which it does not in one dimension.
+        elements = tl.load(pointer, is_column)
     elif pointer.shape[1] == is_column.shape[1]:
         # In one dimension, threads hold no copies for the neighbouring rows of their packs.
         columns: tl.constexpr = [pointer.shape[1]]

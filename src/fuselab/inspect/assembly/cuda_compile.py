@@ -123,7 +123,11 @@ def of_file(
 
 
 def _padded(threads: tuple[int, ...]) -> tuple[int, int, int] | None:
-    return (*threads, 1, 1, 1)[:3] if threads else None  # type: ignore[return-value]
+    """Return the threads of a block along all three axes; None if they are not known."""
+    if not threads:
+        return None
+    x, y, z = (*threads, 1, 1)[:3]
+    return x, y, z
 
 
 def _said_block(path: Path, text: str, one: Declared) -> tuple[int, ...]:
