@@ -151,6 +151,8 @@ class Windows(Pointwise):
             own = [each for each in parts if self.plan.axes_of(each[2]) == {axis}]
             if own:
                 name = f"{operand.name}_line"
+                if operand in self.advanced:  # a loop may not change what the one outside begins at
+                    name = self.namer.name(name)
                 self.write(f"{name} = {self.pointed[operand]} + {self.within(own)}")
                 self.pointed[operand] = name
                 self.advanced[operand] = [*self.advanced.get(operand, []), *own]
